@@ -15,6 +15,9 @@ from attn_export.tensorfile import Array, numpy_dtype
 _DIGITS = 53
 """The binary digits of float64."""
 
+_BLOCK = 2**14
+"""The number of elements that are rounded together, which a cache holds."""
+
 _FEW = 2**9
 """The number of elements below which a conversion is the fastest way to round."""
 
@@ -48,13 +51,20 @@ class FloatFormat:
         if x.size < _FEW or self.name == "float32":
             with np.errstate(over="ignore"):
                 return np.asarray(x.astype(self._dtype).astype(np.float64))
-        rounded, sizes = self._of_all_exponents(x), np.abs(x)
-        if not self.is_inside(sizes):
-            beyond, small = np.abs(rounded) > self.largest, sizes < self.smallest
+        flat, rounded = np.ascontiguousarray(x).reshape(-1), np.empty(x.size)
+        for start in range(0, x.size, _BLOCK):
+            self._round(flat[start : start + _BLOCK], rounded[start : start + _BLOCK])
+        return rounded.reshape(x.shape)
+
+    def _round(self, x: Array, rounded: Array) -> None:
+        self._round_digits(x, rounded)
+        sizes = np.abs(x)
+        if not sizes.max() <= self.largest:
+            beyond = np.abs(rounded) > self.largest
             rounded[beyond] = np.copysign(np.inf, x[beyond])
-            step = self.smallest * self.eps
+        if not sizes.min() >= self.smallest:
+            small, step = np.nonzero(sizes < self.smallest), self.smallest * self.eps
             rounded[small] = np.rint(x[small] / step) * step
-        return rounded
 
     def without_limits(self, x: Array, rounded: Array) -> Array:
         """Return float64 numbers as this format would hold them if it had all exponents.
@@ -63,16 +73,18 @@ class FloatFormat:
             by more than rounding does.
         """
         sizes = np.abs(x)
-        if self.is_inside(sizes) or self.loss_bound(sizes) <= self.eps:
+        if self._is_inside(sizes) or self.loss_bound(sizes) <= self.eps:
             return rounded
-        return self._of_all_exponents(x)
+        free = np.empty(x.shape)
+        self._round_digits(x, free)
+        return free
 
     def only_limited(self, x: Array) -> Array:
         """Return x with rounding only where the limits of this format concern it."""
         beyond = self._beyond(x)
         return np.where(beyond, self.rounded(x), x) if beyond.any() else x
 
-    def is_inside(self, sizes: Array) -> bool:
+    def _is_inside(self, sizes: Array) -> bool:
         """Return whether magnitudes have all digits of this format, or are 0."""
         if not sizes.size:
             return True
@@ -115,16 +127,18 @@ class FloatFormat:
         sizes = np.abs(x)
         return ((sizes < self.smallest) & (sizes > 0)) | ((sizes > self.largest) & (sizes < np.inf))
 
-    def _of_all_exponents(self, x: Array) -> Array:
-        """Return x rounded to the digits of this format, ties to even."""
+    def _round_digits(self, x: Array, rounded: Array) -> None:
+        """Round x to the digits of this format, with all exponents and ties to even."""
         dropped = _DIGITS - 1 + round(math.log2(self.eps))
-        bits = np.ascontiguousarray(x, np.float64).view(np.int64).reshape(x.shape)
-        rounded = np.asarray(bits >> dropped)
-        rounded &= 1
-        rounded += (1 << (dropped - 1)) - 1
-        rounded += bits
-        rounded &= -(1 << dropped)
-        return rounded.view(np.float64)
+        bits, found = (
+            np.ascontiguousarray(x).view(np.int64).reshape(x.shape),
+            rounded.view(np.int64),
+        )
+        np.right_shift(bits, dropped, out=found)
+        found &= 1
+        found += (1 << (dropped - 1)) - 1
+        found += bits
+        found &= -(1 << dropped)
 
     @functools.cached_property
     def _dtype(self) -> np.dtype[Any]:

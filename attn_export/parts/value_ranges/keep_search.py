@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, amplified
+from attn_export.parts.value_ranges.lockstep import RoundedRun, Seen, amplified
 from attn_export.parts.value_ranges.range_analysis import Analysis
 from attn_export.parts.value_ranges.range_rule import GraphOutputs, largest
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
@@ -55,7 +55,7 @@ class _Search:
     ) -> None:  # fmt: skip
         self._graph, self._sets, self._analysis = graph, sets, analysis
         self._progress = progress
-        self._lockstep = Lockstep(graph, analysis.format)
+        self._lockstep = analysis.lockstep
         self._readers = graph.readers
         self._clipped: Set[str] = frozenset()
         self._left = _MOST_RUNS

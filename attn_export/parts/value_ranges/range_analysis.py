@@ -34,7 +34,7 @@ from attn_export.tensorfile import Array
 _MOST_ALONE = 20
 """The largest number of values that are rounded alone."""
 
-_MOST_RUNS = 3.0
+_MOST_RUNS = 2.0
 """The work of these runs, as a multiple of that of one run of the whole graph."""
 
 _FEW = 2
@@ -73,22 +73,25 @@ class Analysis:
     """What a narrow format does to a graph.
 
     Attributes:
-        format: The format.
+        lockstep: The runs that it is made of.
         values: Facts on every floating value, in the order of the graph.
         tried: The values that were rounded alone, in the order of the graph.
         expected: What is expected of the outputs for each set of inputs.
         errors: The error of the outputs with all values rounded, for each set.
         bad: The indices of the sets that do not pass.
-        seconds: The time of each node.
     """
 
-    format: FloatFormat
+    lockstep: Lockstep
     values: Mapping[str, RangeFacts]
     tried: Sequence[Finding]
     expected: Sequence[ExpectedOutputs]
     errors: Sequence[Measures]
     bad: Sequence[int]
-    seconds: Sequence[float]
+
+    @property
+    def format(self) -> FloatFormat:
+        """The format."""
+        return self.lockstep.format
 
     @property
     def findings(self) -> list[Finding]:
@@ -148,10 +151,7 @@ class _Analyser:
                 self._try_alone(number, tried)
             self._progress.advance("rounding all values")
         findings = sorted(tried.values(), key=lambda finding: finding.facts.index)
-        return Analysis(
-            self._format, self._facts, findings, self._expected, errors, bad,
-            self._lockstep.seconds,
-        )  # fmt: skip
+        return Analysis(self._lockstep, self._facts, findings, self._expected, errors, bad)
 
     def _try_alone(self, number: int, tried: dict[str, Finding]) -> None:
         """Add what rounding single values does in a set of inputs; those that matter are known."""

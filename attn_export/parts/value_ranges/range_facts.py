@@ -95,7 +95,10 @@ def facts_of(about: tuple[str, str, str, int], x: Array, format_: FloatFormat) -
     elif loss > format_.eps:
         x = to_float64(x)
         loss = measure(format_.only_limited(x), x).row
-    subnormal, flushed = float(format_.subnormal(x).mean()), float(format_.flushed(x).mean())
+    small = sizes[sizes < format_.smallest]
+    subnormal, flushed = (
+        float(mask.sum() / x.size) for mask in (format_.subnormal(small), format_.flushed(small))
+    )
     return RangeFacts(*about, largest, smallest, overflow, subnormal, flushed, loss, coarse)
 
 

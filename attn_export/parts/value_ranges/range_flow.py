@@ -150,8 +150,12 @@ def _mended(
     """Search for nodes to keep, write the graph, and judge the file that was written."""
     kept = search(graph, sets, analysis, progress)
     names = [graph.name_of(n) for n in sorted(kept.nodes)]
-    seconds, count = sum(analysis.seconds), len(graph.nodes)
-    time = sum(analysis.seconds[n] for n in kept.nodes) / seconds if names and seconds else 0.0
+    seconds, count = sum(analysis.lockstep.seconds), len(graph.nodes)
+    time = (
+        sum(analysis.lockstep.seconds[n] for n in kept.nodes) / seconds
+        if names and seconds
+        else 0.0
+    )
     if not kept.passes:
         return Fix("", names, sorted(kept.clipped), count, time, 0, kept.error, 0, len(sets), "")
     progress.phase(f"writing {output.name}")
