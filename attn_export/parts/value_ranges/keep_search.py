@@ -13,11 +13,9 @@ from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.runtimes.run_options import Progress
 from attn_export.tensorfile import Array
 
-_MOST_ROUNDS = 16
-"""The most times that nodes are added."""
-
-_MOST_RUNS = 16.0
-"""The work of trying to leave out nodes, in runs of the whole graph."""
+_MOST_RUNS = 18.0
+"""The work of the search, in runs of the whole graph: what is left after nodes were added is for
+trying to leave them out."""
 
 _WORST = 3
 """The number of values after which nodes are added because their rounding becomes larger."""
@@ -32,12 +30,14 @@ class KeptNodes:
         clipped: The weights whose elements are limited to the largest number of the format.
         error: The error of the outputs.
         passes: Whether all sets of inputs pass.
+        is_least: Whether each node was tried to be left out, before the search had to end.
     """
 
     nodes: Set[int]
     clipped: Set[str]
     error: Measures
     passes: bool
+    is_least: bool
 
 
 def search(
@@ -77,7 +77,7 @@ class _Search:
         self._clipped = frozenset(w for w in self._clipped if not kept >= self._readers[w])
         judged = [self._judged(number, kept) for number in range(len(self._sets))]
         errors, passed = [error for error, _ in judged], all(fits for _, fits in judged)
-        return KeptNodes(kept, self._clipped, largest(errors), passes and passed)
+        return KeptNodes(kept, self._clipped, largest(errors), passes and passed, self._left >= 0)
 
     def _around(self, names: Iterable[str]) -> frozenset[int]:
         """Return the nodes that make or read values."""
@@ -105,7 +105,7 @@ class _Search:
 
     def _grown(self, nodes: frozenset[int]) -> frozenset[int] | None:
         """Return nodes with further ones until all pass; None if none helps."""
-        for _ in range(_MOST_ROUNDS):
+        while self._left > 0:
             self._progress.phase(f"keeping {len(nodes)} nodes in float32")
             further = next(
                 filter(None, (self._missing(n, nodes) for n in self._analysis.bad)), None
@@ -135,19 +135,21 @@ class _Search:
                 lossy[seen.name] = self._analysis.values[seen.name].loss
 
         run = self._run(nodes)
+        self._left -= 1 / len(self._analysis.bad)
         (outputs,) = self._lockstep.run(self._sets[number], [run], observe)
         self._known[number, nodes, self._clipped] = self._verdict(number, outputs)
         if self._known[number, nodes, self._clipped][1]:
             return None
         worst = sorted(lossy, key=lambda name: -lossy[name])[: len(lossy) // 2 + 1]
-        for names in (overflowing, worst, self._coarse(number, run)):
+        for names in (overflowing, worst):
             further = self._around(names) - nodes
             if further:
                 return further
-        return nodes
+        return (self._around(self._coarse(number, run)) - nodes) or nodes
 
     def _coarse(self, number: int, run: RoundedRun) -> list[str]:
         """Return the values that are rounded before a node that makes their rounding larger."""
+        self._left -= 2 / len(self._analysis.bad)
         found = list[str]()
         for each in amplified(self._lockstep, self._sets[number], run)[:_WORST]:
             waiting, seen = [each.value], set[str]()
@@ -176,7 +178,7 @@ class _Search:
         were left out. Many nodes are tried in groups that read each other before they are alone.
         """
         self._progress.phase(f"leaving out each of {len(nodes)} nodes")
-        if sum(map(self._lockstep.share, nodes)) > _MOST_RUNS / 2:
+        if sum(map(self._lockstep.share, nodes)) > self._left / 2:
             nodes = self._without(nodes, self._spare(nodes, self._groups(nodes)))
         tried = nodes
         while tried:

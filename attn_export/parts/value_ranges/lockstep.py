@@ -30,7 +30,7 @@ _STEP = 2**13
 
 _FLOAT32 = FloatFormat.of("float32")
 
-Rounding = Literal["full", "free", "limits"]
+RoundingKind = Literal["full", "free", "limits"]
 """Whether values are rounded as the format holds them, as it would with all exponents, or only
 where the limits of the format concern them."""
 
@@ -47,7 +47,7 @@ class RoundedRun:
         base: The run that gives what does not differ; it has no base itself.
     """
 
-    rounding: Rounding = "full"
+    rounding: RoundingKind = "full"
     kept: Set[int] = frozenset()
     narrow: Set[str] = frozenset()
     clipped: Set[str] = frozenset()
@@ -96,7 +96,7 @@ class Lockstep:
         self.graph, self.format = graph, format_
         self.narrow_dtypes = narrow or graph.narrow_dtypes() or {"float32", "float64"}
         self.all_nodes = frozenset(range(len(graph.nodes)))
-        self.forms: dict[tuple[Rounding, str], Array] = {}
+        self.forms: dict[tuple[RoundingKind, str], Array] = {}
         self.memory: dict[str, tuple[Any, _Made]] = {}
         self._inputs: Mapping[str, Array] = {}
         self._free = MOST_HELD

@@ -171,7 +171,7 @@ def _mended(
         fix = Fix(
             str(output), names, sorted(kept.clipped), count, time, _wide_bytes(written),
             largest([expected.error(found) for expected, found in pairs]), passed, len(sets),
-            _beside(new, sets[0], analysis, progress),
+            _beside(new, sets[0], analysis, progress), kept.is_least,
         )  # fmt: skip
         if passed < len(sets):
             return dataclasses.replace(fix, path="")

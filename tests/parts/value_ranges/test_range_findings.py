@@ -96,6 +96,19 @@ def test_the_written_graph_keeps_what_it_needs_and_no_more(name: str, tmp_path: 
         assert all(error(set(fix.nodes) - {node}) > 0.004 for node in fix.nodes)
 
 
+def test_a_search_ends_and_says_that_fewer_nodes_may_do(tmp_path: Path):
+    nodes = [("Identity", "x", "out0")]
+    for n in range(30):
+        nodes += [
+            ("MatMul", f"out{n} w", f"y{n}"), ("Pow", f"y{n} two", f"squares{n}"),
+            ("ReduceMean", f"squares{n} axis", f"mean{n}"), ("Sqrt", f"mean{n}", f"root{n}"),
+            ("Div", f"y{n} root{n}", f"z{n}"), ("Add", f"z{n} out{n}", f"out{n + 1}"),
+        ]  # fmt: skip
+    fix = ranges(RangeCase(nodes, {"two": 2.0}, scale=600.0), tmp_path, "fixed.onnx").fix
+    assert fix is not None
+    assert (fix.passed, fix.is_least) == (fix.judged, False)
+
+
 def test_the_written_graph_runs_with_its_inputs_and_outputs_in_float32(tmp_path: Path):
     case = CASES["squares of a norm, absorbed"]
     ranges(case, tmp_path, "fixed.onnx")
