@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 import ml_dtypes
 import numpy as np
 
-from attn_export.explain.mask_relations import keys_relation
 from attn_export.tensorfile import Array
 
 _WrongAndRight = Sequence[tuple[Array, Array]]
@@ -52,7 +51,7 @@ def _known(pairs: _WrongAndRight, units: Sequence[str]) -> str:
     elif small:
         of_an_axis = functools.partial(_of_an_axis, units)
         relations = [
-            *([keys_relation] if units[-2:] == ("query", "key") else []),
+            *([_keys_relation] if units[-2:] == ("query", "key") else []),
             *relations,
             of_an_axis,
         ]
@@ -294,3 +293,54 @@ def _order(pairs: _WrongAndRight, axis: int, unit: str) -> str:
         return f"has {unit}s {moved[0]} and {moved[1]} swapped"
     shown = ", ".join(map(str, order[:16])) + (", …" if n > 16 else "")
     return f"has {unit}s {shown} in place of 0 to {n - 1}"
+
+
+# -- keys of masks --------------------------------------------------------------------------------
+
+_KEYS: Sequence[tuple[str, Callable[[Array, Array, int, int], Array]]] = (
+    ("key 0", lambda _, j, __, ___: j == 0),
+    ("the last key", lambda _, j, __, S: j == S - 1),
+    ("each query's own key", lambda i, j, P, _: j == i + P),
+    ("the key after each query's own", lambda i, j, P, _: j == i + P + 1),
+    ("the keys after each query's own", lambda i, j, P, _: j > i + P),
+    ("the keys before each query's own", lambda i, j, P, _: j < i + P),
+    ("the keys of the past", lambda _, j, P, __: j < P),
+    ("the new keys", lambda _, j, P, __: j >= P),
+)
+"""Keys that a mask may show or hide wrongly: functions of query, key, P and S. The first two do
+not need to know the queries."""
+
+
+def _keys_relation(pairs: Sequence[tuple[Array, Array]]) -> str:
+    """Describe the keys that a mask shows or hides wrongly.
+
+    `pairs`: Wrong and right masks `[..., L, S]`, bool or added, in several cases.
+
+    Returns:
+        A clause; "" if no such keys are known.
+    """
+    if pairs[0][0].dtype.kind != "b":
+        if any(((w != r) & np.isfinite(w) & np.isfinite(r)).any() for w, r in pairs):
+            return ""
+        pairs = [(~np.isneginf(w), ~np.isneginf(r)) for w, r in pairs]
+    of_queries = any(r.shape[-2] > 1 for _, r in pairs)
+    for name, keys in _KEYS if of_queries else _KEYS[:2]:
+        chosen = [_chosen(keys, *r.shape[-2:]) for _, r in pairs]
+        if all((w == (r | k)).all() for (w, r), k in zip(pairs, chosen, strict=True)):
+            return f"shows {name}, whatever it should hide"
+        if all((w == (r & ~k)).all() for (w, r), k in zip(pairs, chosen, strict=True)):
+            return f"hides {name}"
+    return _window(pairs) if of_queries else ""
+
+
+def _window(pairs: Sequence[tuple[Array, Array]]) -> str:
+    """Describe the limit on how far back a mask shows keys that the right one shows."""
+    distances = [_chosen(lambda i, j, P, _: i + P - j, *r.shape[-2:]) for _, r in pairs]
+    both = list(zip(pairs, distances, strict=True))
+    most = max(int(np.where(w, d, -1).max(initial=-1)) for (w, _), d in both)
+    is_limited = most >= 0 and all((w == (r & (d <= most))).all() for (w, r), d in both)
+    return f"hides keys more than {most} before each query's own" if is_limited else ""
+
+
+def _chosen(of: Callable[[Array, Array, int, int], Array], L: int, S: int) -> Array:
+    return of(np.arange(L)[:, None], np.arange(S), S - L, S)

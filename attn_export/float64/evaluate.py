@@ -7,7 +7,7 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,8 @@ from attn_export.parts import parts
 from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
+ComputesNode = Callable[[onnx.NodeProto, Values], Values]
+"""A function that returns the outputs of a node from the values before it, by name."""
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
@@ -156,28 +158,29 @@ class Evaluation:
         """Read a graph from a file."""
         return cls(inlined(load_model(path)), path.name)
 
-    def values(self, inputs: Mapping[str, Array]) -> Values:
-        """Return every value of the graph by name, computed from the graph inputs."""
-        values = self.initial_values(inputs)
-        for node in self.nodes:
-            values |= self.compute_node(node, values)
-        return values
+    def values(self, inputs: Mapping[str, Array], compute: ComputesNode | None = None) -> Values:
+        """Return every value of the graph by name, computed from the graph inputs.
 
-    def initial_values(self, inputs: Mapping[str, Array]) -> dict[str, Array | None]:
-        """Return the initialisers, and the inputs as float64, by name; ``""`` is None."""
-        return {
+        `compute`: What computes each node.  [default: `compute_node`]
+        """
+        compute = compute or self.compute_node
+        values: dict[str, Array | None] = {
             "": None,
             **self.initializers,
             **{name: to_float64(array) for name, array in inputs.items()},
         }
+        for node in self.nodes:
+            values |= compute(node, values)
+        return values
 
     def rounded_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
         """Return every value of the graph, with the output of each node rounded to another type."""
-        values = self.initial_values(inputs)
-        for node in self.nodes:
-            for name, array in self.compute_node(node, values).items():
-                values[name] = to_float64(array.astype(dtype)) if is_float(array) else array
-        return values
+
+        def compute(node: onnx.NodeProto, values: Values) -> dict[str, Array]:
+            computed = self.compute_node(node, values).items()
+            return {n: to_float64(x.astype(dtype)) if is_float(x) else x for n, x in computed}
+
+        return self.values(inputs, compute)
 
     def recompute(self, values: Values, replaced: Mapping[str, Array]) -> Values:
         """Return the values of the graph after some of them are replaced.

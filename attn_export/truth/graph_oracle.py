@@ -177,24 +177,24 @@ def _rounded(
     graph: Evaluation, inputs: Arrays, mode: RandomRounding, decided: Values
 ) -> Values:  # fmt: skip
     """Return every value of a graph, with each operation rounded at random but those decided."""
-    values = graph.initial_values(inputs)
     changes = _noisy_steps(mode)
-    for node in graph.nodes:
+
+    def compute(node: onnx.NodeProto, values: Values) -> Values:
         outputs = _in_torch(node, values, mode)
         if decided.keys() >= set(node.output):
-            values |= {name: decided[name] for name in node.output}
-        elif outputs is not None:
-            values |= outputs
-        elif node.op_type in _ATTENTIONS:
-            values |= graph.attention(node, values, changes)
-        elif node.op_type in EXACT:
-            values |= graph.compute_node(node, values)
-        else:
-            # It amplifies the rounding of its inputs as much as that of its own sums.
-            operands = {n: _noisy(values[n], mode) for n in node.input if is_float(values[n])}
-            computed = graph.compute_node(node, {**values, **operands})
-            values |= {n: _noisy(a, mode) if is_float(a) else a for n, a in computed.items()}
-    return values
+            return {name: decided[name] for name in node.output}
+        if outputs is not None:
+            return outputs
+        if node.op_type in _ATTENTIONS:
+            return graph.attention(node, values, changes)
+        if node.op_type in EXACT:
+            return graph.compute_node(node, values)
+        # It amplifies the rounding of its inputs as much as that of its own sums.
+        operands = {n: _noisy(values[n], mode) for n in node.input if is_float(values[n])}
+        computed = graph.compute_node(node, {**values, **operands})
+        return {n: _noisy(a, mode) if is_float(a) else a for n, a in computed.items()}
+
+    return graph.values(inputs, compute)
 
 
 def _noisy(array: Any, mode: RandomRounding) -> np.ndarray:

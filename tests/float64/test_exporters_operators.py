@@ -96,8 +96,7 @@ def test_onnx_runtime_gives_all_rows_of_a_prompt_the_positions_of_the_first():
     op, domain, operands, attributes, outputs = grouped(4, [0, 0], **ROTARY, position_ids=places)
     model = model_of(op, domain, operands, attributes, outputs)
     evaluation = Evaluation(model)
-    values = evaluation.initial_values({n: a for n, a in operands.items() if a is not None})
-    truth = evaluation.compute_node(evaluation.nodes[0], values)
+    values = truth = evaluation.values({n: a for n, a in operands.items() if a is not None})
     wrong = evaluation.attention(
         evaluation.nodes[0], values, {"positions": lambda positions, _: positions[[0, 0]]}
     )

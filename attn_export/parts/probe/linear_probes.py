@@ -98,7 +98,7 @@ def _probe(name: str, about: str, graph: ProbeGraph, readings: Mapping[str, Chan
     """Return a probe whose first reading is that of the standard."""
     inputs, evaluation = _drawn(graph), Evaluation(make_model(graph))
     (node,) = evaluation.nodes
-    values = evaluation.initial_values(inputs)
+    values = evaluation.values(inputs)
     truths = {
         reading: evaluation.attention(node, values, changes)["output"]
         for reading, changes in readings.items()

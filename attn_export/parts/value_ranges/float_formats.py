@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -13,6 +14,12 @@ from attn_export.tensorfile import Array, numpy_dtype
 
 _DIGITS = 53
 """The binary digits of float64."""
+
+_BLOCK = 2**14
+"""The number of elements that are rounded together, which a cache holds."""
+
+_FEW = 2**9
+"""The number of elements below which a conversion is the fastest way to round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +47,24 @@ class FloatFormat:
 
     def rounded(self, x: Array) -> Array:
         """Return float64 numbers as this format holds them."""
-        with np.errstate(over="ignore"):
-            return np.asarray(x.astype(numpy_dtype(self.name)).astype(np.float64))
+        # A dtype rounds few numbers faster, and takes very long for infinities that it makes.
+        if x.size < _FEW or self.name == "float32":
+            with np.errstate(over="ignore"):
+                return np.asarray(x.astype(self._dtype).astype(np.float64))
+        flat, rounded = np.ascontiguousarray(x).reshape(-1), np.empty(x.size)
+        for start in range(0, x.size, _BLOCK):
+            self._round(flat[start : start + _BLOCK], rounded[start : start + _BLOCK])
+        return rounded.reshape(x.shape)
+
+    def _round(self, x: Array, rounded: Array) -> None:
+        self._round_digits(x, rounded)
+        sizes = np.abs(x)
+        if not sizes.max() <= self.largest:
+            beyond = np.abs(rounded) > self.largest
+            rounded[beyond] = np.copysign(np.inf, x[beyond])
+        if not sizes.min() >= self.smallest:
+            small, step = np.nonzero(sizes < self.smallest), self.smallest * self.eps
+            rounded[small] = np.rint(x[small] / step) * step
 
     def without_limits(self, x: Array, rounded: Array) -> Array:
         """Return float64 numbers as this format would hold them if it had all exponents.
@@ -49,17 +72,26 @@ class FloatFormat:
         `rounded`: What `rounded` returns for x. It is returned itself if the limits change no row
             by more than rounding does.
         """
-        if self.loss_bound(np.abs(x)) <= self.eps:
+        sizes = np.abs(x)
+        if self._is_inside(sizes) or self.loss_bound(sizes) <= self.eps:
             return rounded
-        beyond = self._beyond(x)
-        free = rounded.copy()
-        free[beyond] = self._of_all_exponents(x[beyond])
+        free = np.empty(x.shape)
+        self._round_digits(x, free)
         return free
 
     def only_limited(self, x: Array) -> Array:
         """Return x with rounding only where the limits of this format concern it."""
         beyond = self._beyond(x)
         return np.where(beyond, self.rounded(x), x) if beyond.any() else x
+
+    def _is_inside(self, sizes: Array) -> bool:
+        """Return whether magnitudes have all digits of this format, or are 0."""
+        if not sizes.size:
+            return True
+        least = sizes.min()
+        if not least:
+            least = np.min(sizes, where=sizes > 0, initial=np.inf)
+        return bool(least >= self.smallest and sizes.max() <= self.largest)
 
     def loss_bound(self, sizes: Array) -> float:
         """Return a bound of the relative error that the limits make in a row; inf beyond them.
@@ -95,13 +127,22 @@ class FloatFormat:
         sizes = np.abs(x)
         return ((sizes < self.smallest) & (sizes > 0)) | ((sizes > self.largest) & (sizes < np.inf))
 
-    def _of_all_exponents(self, x: Array) -> Array:
-        """Return x rounded to the digits of this format, ties to even."""
-        dropped = _DIGITS - 1 + round(np.log2(self.eps))
-        bits = np.array(x, np.float64).view(np.int64)
-        bits += ((bits >> dropped) & 1) + ((1 << (dropped - 1)) - 1)
-        bits &= -(1 << dropped)
-        return bits.view(np.float64)
+    def _round_digits(self, x: Array, rounded: Array) -> None:
+        """Round x to the digits of this format, with all exponents and ties to even."""
+        dropped = _DIGITS - 1 + round(math.log2(self.eps))
+        bits, found = (
+            np.ascontiguousarray(x).view(np.int64).reshape(x.shape),
+            rounded.view(np.int64),
+        )
+        np.right_shift(bits, dropped, out=found)
+        found &= 1
+        found += (1 << (dropped - 1)) - 1
+        found += bits
+        found &= -(1 << dropped)
+
+    @functools.cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return numpy_dtype(self.name)
 
 
 FORMATS = {name: FloatFormat.of(name) for name in ("float16", "bfloat16")}

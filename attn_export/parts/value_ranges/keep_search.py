@@ -6,17 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.amplification import amplified
-from attn_export.parts.value_ranges.lockstep import Lockstep
+from attn_export.parts.value_ranges.lockstep import RoundedRun, Seen, amplified
 from attn_export.parts.value_ranges.range_analysis import Analysis
 from attn_export.parts.value_ranges.range_rule import GraphOutputs, largest
-from attn_export.parts.value_ranges.rounded_run import RoundedRun, Seen, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.runtimes.run_options import Progress
 from attn_export.tensorfile import Array
 
-_MOST_ROUNDS = 16
-"""The most times that nodes are added."""
+_MOST_RUNS = 18.0
+"""The work of the search, in runs of the whole graph: what is left after nodes were added is for
+trying to leave them out."""
 
 _WORST = 3
 """The number of values after which nodes are added because their rounding becomes larger."""
@@ -31,12 +30,14 @@ class KeptNodes:
         clipped: The weights whose elements are limited to the largest number of the format.
         error: The error of the outputs.
         passes: Whether all sets of inputs pass.
+        is_least: Whether each node was tried to be left out, before the search had to end.
     """
 
     nodes: Set[int]
     clipped: Set[str]
     error: Measures
     passes: bool
+    is_least: bool
 
 
 def search(
@@ -54,9 +55,10 @@ class _Search:
     ) -> None:  # fmt: skip
         self._graph, self._sets, self._analysis = graph, sets, analysis
         self._progress = progress
-        self._lockstep = Lockstep(graph, analysis.format)
-        self._readers = graph.readers()
+        self._lockstep = analysis.lockstep
+        self._readers = graph.readers
         self._clipped: Set[str] = frozenset()
+        self._left = _MOST_RUNS
         self._known: dict[tuple[int, Set[int], Set[str]], tuple[Measures, bool]] = {}
 
     def kept(self) -> KeptNodes:
@@ -72,30 +74,27 @@ class _Search:
             found = self._grown(nodes | self._around(large))
         passes = found is not None
         kept = self._reduced(found) if found is not None else nodes
-        self._clipped = frozenset(w for w in self._clipped if not kept >= set(self._readers[w]))
+        self._clipped = frozenset(w for w in self._clipped if not kept >= self._readers[w])
         judged = [self._judged(number, kept) for number in range(len(self._sets))]
         errors, passed = [error for error, _ in judged], all(fits for _, fits in judged)
-        return KeptNodes(kept, self._clipped, largest(errors), passes and passed)
+        return KeptNodes(kept, self._clipped, largest(errors), passes and passed, self._left >= 0)
 
     def _around(self, names: Iterable[str]) -> frozenset[int]:
         """Return the nodes that make or read values."""
         found = set[int]()
         for name in names:
-            found |= set(self._readers.get(name, ()))
+            found |= self._readers.get(name, set())
             found |= {self._graph.producer[name]} if name in self._graph.producer else set()
         return frozenset(found)
 
     def _run(self, nodes: Set[int], base: RoundedRun | None = None) -> RoundedRun:
-        return RoundedRun(full, kept=nodes, clipped=self._clipped, base=base)
-
-    def _outputs(self, number: int, runs: Sequence[RoundedRun]) -> Sequence[GraphOutputs]:
-        return self._lockstep.run(self._sets[number], runs)
+        return RoundedRun(kept=nodes, clipped=self._clipped, base=base)
 
     def _judged(self, number: int, nodes: Set[int]) -> tuple[Measures, bool]:
         """Return the error of a set of inputs with some nodes kept, and whether it passes."""
         key = number, nodes, self._clipped
         if key not in self._known:
-            (outputs,) = self._outputs(number, [self._run(nodes)])
+            (outputs,) = self._lockstep.run(self._sets[number], [self._run(nodes)])
             self._known[key] = self._verdict(number, outputs)
         return self._known[key]
 
@@ -106,7 +105,7 @@ class _Search:
 
     def _grown(self, nodes: frozenset[int]) -> frozenset[int] | None:
         """Return nodes with further ones until all pass; None if none helps."""
-        for _ in range(_MOST_ROUNDS):
+        while self._left > 0:
             self._progress.phase(f"keeping {len(nodes)} nodes in float32")
             further = next(
                 filter(None, (self._missing(n, nodes) for n in self._analysis.bad)), None
@@ -136,19 +135,21 @@ class _Search:
                 lossy[seen.name] = self._analysis.values[seen.name].loss
 
         run = self._run(nodes)
+        self._left -= 1 / len(self._analysis.bad)
         (outputs,) = self._lockstep.run(self._sets[number], [run], observe)
         self._known[number, nodes, self._clipped] = self._verdict(number, outputs)
         if self._known[number, nodes, self._clipped][1]:
             return None
         worst = sorted(lossy, key=lambda name: -lossy[name])[: len(lossy) // 2 + 1]
-        for names in (overflowing, worst, self._coarse(number, run)):
+        for names in (overflowing, worst):
             further = self._around(names) - nodes
             if further:
                 return further
-        return nodes
+        return (self._around(self._coarse(number, run)) - nodes) or nodes
 
     def _coarse(self, number: int, run: RoundedRun) -> list[str]:
         """Return the values that are rounded before a node that makes their rounding larger."""
+        self._left -= 2 / len(self._analysis.bad)
         found = list[str]()
         for each in amplified(self._lockstep, self._sets[number], run)[:_WORST]:
             waiting, seen = [each.value], set[str]()
@@ -166,37 +167,64 @@ class _Search:
     def _is_wide(self, seen: Seen, nodes: Set[int]) -> bool:
         """Return whether no node reads a value in the narrow format."""
         made = seen.node < 0 or seen.node in nodes
-        return made and nodes >= set(self._readers.get(seen.name, ()))
+        return made and nodes >= self._readers.get(seen.name, set())
 
     # -- nodes that can be left out --------------------------------------------------------------
 
     def _reduced(self, nodes: frozenset[int]) -> frozenset[int]:
-        """Return the nodes without those that can be left out."""
-        while True:
-            self._progress.phase(f"leaving out each of {len(nodes)} nodes")
-            spare = self._spare(nodes)
-            left = self._without(nodes, sorted(spare))
-            if left == nodes:
-                return nodes
-            nodes = left
+        """Return the nodes without those that can be left out.
 
-    def _spare(self, nodes: frozenset[int]) -> set[int]:
-        """Return the nodes without which all others pass."""
-        spare = set(nodes)
+        What cannot be left out cannot be when fewer are kept, but for the neighbours of nodes that
+        were left out. Many nodes are tried in groups that read each other before they are alone.
+        """
+        self._progress.phase(f"leaving out each of {len(nodes)} nodes")
+        if sum(map(self._lockstep.share, nodes)) > self._left / 2:
+            nodes = self._without(nodes, self._spare(nodes, self._groups(nodes)))
+        tried = nodes
+        while tried:
+            left = self._without(nodes, self._spare(nodes, [frozenset({n}) for n in sorted(tried)]))
+            names = {name for n in nodes - left for name in self._names_at(n)}
+            tried, nodes = left & self._around(names), left
+        return nodes
+
+    def _names_at(self, n: int) -> set[str]:
+        return {*self._graph.reads[n], *self._graph.nodes[n].output}
+
+    def _groups(self, nodes: frozenset[int]) -> list[frozenset[int]]:
+        """Return the nodes in groups that are joined by what they read, in the order of ends."""
+        groups: list[frozenset[int]] = []
+        for n in sorted(nodes):
+            made = {self._graph.producer.get(name) for name in self._graph.reads[n]}
+            joined = [group for group in groups if not group.isdisjoint(made)]
+            groups = [group for group in groups if group not in joined]
+            groups.append(frozenset({n}).union(*joined))
+        return groups
+
+    def _spare(
+        self, nodes: frozenset[int], groups: Sequence[frozenset[int]]
+    ) -> list[frozenset[int]]:
+        """Return the groups without which all others pass, of those that work is left for."""
+        spare = []
+        for group in reversed(groups):  # the last ones take the least work
+            self._left -= self._lockstep.share(min(group))
+            if self._left < 0:
+                break
+            spare.append(group)
         for number in self._analysis.bad:
-            base, order = self._run(nodes), sorted(spare)
-            runs = [self._run(nodes - {n}, base) for n in order]
-            _, *outputs = self._outputs(number, [base, *runs])
-            for n, found in zip(order, outputs, strict=True):
-                self._known[number, nodes - {n}, self._clipped] = self._verdict(number, found)
-            spare = {n for n in order if self._judged(number, nodes - {n})[1]}
+            base = self._run(nodes)
+            runs = [self._run(nodes - group, base) for group in spare]
+            _, *outputs = self._lockstep.run(self._sets[number], [base, *runs])
+            for group, found in zip(spare, outputs, strict=True):
+                self._known[number, nodes - group, self._clipped] = self._verdict(number, found)
+            spare = [group for group in spare if self._judged(number, nodes - group)[1]]
         return spare
 
-    def _without(self, nodes: frozenset[int], spare: Sequence[int]) -> frozenset[int]:
-        """Return the nodes without as many of the spare ones as can be left out together."""
-        if not spare:
+    def _without(self, nodes: frozenset[int], spare: Sequence[frozenset[int]]) -> frozenset[int]:
+        """Return the nodes without as many of the spare groups as can be left out together."""
+        if not spare or (self._left < 0 and len(spare) > 1):
             return nodes
-        left = nodes - set(spare)
+        self._left -= len(spare) > 1
+        left = nodes.difference(*spare)
         if all(self._judged(number, left)[1] for number in self._analysis.bad):
             return left
         if len(spare) == 1:

@@ -6,28 +6,75 @@ last reader.
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import onnx
 
 from attn_export.float64.evaluate import is_float
+from attn_export.measures import measure
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.parts.value_ranges.rounded_run import RoundedRun, RoundsTo, Seen, full
+from attn_export.parts.value_ranges.range_rule import MOST_OF_ONE
 from attn_export.parts.value_ranges.streamed_graph import MOST_HELD, StreamedGraph
 from attn_export.tensorfile import Array, to_float64
 
 _BLOCK = 2**22
 """The number of elements of a weight that are multiplied together."""
 
+_STEP = 2**13
+"""The number of elements that take as long as the fixed work of a node."""
+
 _FLOAT32 = FloatFormat.of("float32")
+
+RoundingKind = Literal["full", "free", "limits"]
+"""Whether values are rounded as the format holds them, as it would with all exponents, or only
+where the limits of the format concern them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoundedRun:
+    """How a run rounds.
+
+    Attributes:
+        rounding: What it does with a value that has the narrow format.
+        kept: The indices of the nodes that read and make float32.
+        narrow: Values that have the narrow format though nodes around them are kept.
+        clipped: Weights whose elements are limited to the largest number before they are rounded.
+        base: The run that gives what does not differ; it has no base itself.
+    """
+
+    rounding: RoundingKind = "full"
+    kept: Set[int] = frozenset()
+    narrow: Set[str] = frozenset()
+    clipped: Set[str] = frozenset()
+    base: RoundedRun | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """A value that was made in a run.
+
+    Attributes:
+        name: Its name.
+        node: The index of the node that makes it; -1 for inputs and weights.
+        made: The array, as the node makes it.
+        read: The array as nodes in the narrow format read it.
+    """
+
+    name: str
+    node: int
+    made: Array
+    read: Array
 
 
 class _Made:
     """A value as kept nodes read it, and as others do: None until one does."""
+
+    __slots__ = ("narrow", "wide")
 
     def __init__(self, wide: Any, narrow: Any) -> None:
         self.wide, self.narrow = wide, narrow
@@ -49,22 +96,38 @@ class Lockstep:
         self.graph, self.format = graph, format_
         self.narrow_dtypes = narrow or graph.narrow_dtypes() or {"float32", "float64"}
         self.all_nodes = frozenset(range(len(graph.nodes)))
-        self.forms: dict[tuple[RoundsTo, str], Array] = {}
-        self.memory: dict[int, Mapping[str, Any]] = {}
+        self.forms: dict[tuple[RoundingKind, str], Array] = {}
+        self.memory: dict[str, tuple[Any, _Made]] = {}
         self._inputs: Mapping[str, Array] = {}
         self._free = MOST_HELD
-        self.seconds = np.zeros(len(graph.nodes))
+        self.seconds = [0.0] * len(graph.nodes)
         """The time that the first run took in each node."""
+        self.work = [0] * len(graph.nodes)
+        """The elements that each node reads and makes in the first run, and what a step costs."""
 
     def wide(self) -> RoundedRun:
         """Return a run in float32, which is what a narrow format is compared with."""
-        return RoundedRun(full, kept=self.all_nodes)
+        return RoundedRun(kept=self.all_nodes)
 
-    def remember(self, n: int, outputs: Mapping[str, Any]) -> None:
-        """Hold the outputs of a node in float32 for later runs, as long as there is room."""
-        self._free -= sum(x.nbytes for x in outputs.values() if isinstance(x, np.ndarray))
+    def remember(self, name: str, array: Any, made: _Made) -> None:
+        """Hold a value in float32 for later runs, as long as there is room."""
+        self._free -= 2 * array.nbytes if isinstance(array, np.ndarray) else 0
         if self._free > 0:
-            self.memory[n] = outputs
+            self.memory[name] = array, made
+
+    def share(self, first: int) -> float:
+        """Return the share of the work of a run that is done from a node on."""
+        return sum(self.work[max(first, 0) :]) / max(1, sum(self.work))
+
+    def apart(self, run: RoundedRun, base: RoundedRun) -> Set[int]:
+        """Return the nodes that do not do what they do in the base if they read the same."""
+        nodes = set(run.kept ^ base.kept)
+        if (run.rounding, run.clipped) != (base.rounding, base.clipped):
+            nodes |= self.all_nodes - run.kept
+        for name in run.narrow ^ base.narrow:
+            producer = self.graph.producer.get(name)
+            nodes |= self.graph.readers.get(name, set()) if producer is None else {producer}
+        return nodes
 
     def run(
         self,
@@ -89,18 +152,26 @@ class _Pass:
         self._of, self._graph, self._runs = lockstep, lockstep.graph, runs
         self._observe = observe
         self._values: dict[RoundedRun, dict[str, _Made]] = {run: {} for run in runs}
+        self._apart = {run: lockstep.apart(run, run.base) for run in runs if run.base}
         self._rounded: dict[tuple[str, int], tuple[Array, Array]] = {}
         self._uses = Counter(self._graph.uses)
         self._indices: dict[int, Array] = {}
-        self._is_first = not lockstep.seconds.any()
+        self._is_first = not any(lockstep.seconds)
         for name in self._graph.inputs:
             self._put(name, -1, dict.fromkeys(runs, to_float64(inputs[name])))
 
     def outputs(self) -> list[dict[str, Any]]:
         """Compute all nodes, and return the graph outputs of each run."""
-        for n in range(len(self._graph.nodes)):
-            self._compute(n)
-            for name in self._graph.reads[n]:
+        for n, reads in enumerate(self._graph.reads):
+            if not self._graph.made[n]:
+                continue  # the transposed form of a weight
+            changed = [
+                run for run in self._runs
+                if not run.base or n in self._apart[run]
+                or not self._values[run].keys().isdisjoint(reads)
+            ]  # fmt: skip
+            self._compute(n, changed)
+            for name in reads:
                 self._uses[name] -= 1
                 if not self._uses[name] and name not in self._graph.outputs:
                     for values in self._values.values():
@@ -108,69 +179,64 @@ class _Pass:
             self._rounded.clear()
         return [{name: self._wide(run, name) for name in self._graph.outputs} for run in self._runs]
 
-    def _compute(self, n: int) -> None:
-        """Compute a node in each run in which it reads other values than in the base."""
-        if not self._graph.reads[n] and self._graph.nodes[n].output[0] not in self._graph.producer:
-            return  # the transposed form of a weight
+    def _compute(self, n: int, runs: Sequence[RoundedRun]) -> None:
+        """Compute a node in the runs that may not do what their base does."""
         parts: list[dict[RoundedRun, Mapping[str, Any]]] = []
-        for weights in self._weights(n):
-            parts.append(self._computed(n, weights))
-            self._rounded.clear()
-        computed = {run: _joined([part[run] for part in parts]) for run in self._runs}
-        for run in self._runs:
-            if run.base and all(part[run] is part[run.base] for part in parts):
-                computed[run] = computed[run.base]
-        for name in self._graph.nodes[n].output:
-            if name:
-                self._put(name, n, {run: computed[run].get(name) for run in self._runs})
+        for weights in self._weights(n, runs):
+            parts.append(self._computed(n, runs, weights))
+            if len(parts) > 1:
+                self._rounded.clear()
+        computed = parts[0] if len(parts) == 1 else _joined(parts, runs)
+        for name in self._graph.made[n]:
+            self._put(name, n, {run: computed[run].get(name) for run in runs})
 
     def _computed(
-        self, n: int, weights: Mapping[str, Array]
-    ) -> dict[RoundedRun, Mapping[str, Any]]:  # fmt: skip
-        names = self._graph.reads[n]
+        self, n: int, runs: Sequence[RoundedRun], weights: Mapping[str, Array]
+    ) -> dict[RoundedRun, Mapping[str, Any]]:
+        names, memory = self._graph.reads[n], self._of.memory
         inputs: dict[RoundedRun, list[Any]] = {}
         computed: dict[RoundedRun, Mapping[str, Any]] = {}
-        for run in self._runs:
-            inputs[run] = [self._read(run, name, n, weights) for name in names]
+        for run in runs:
+            read = inputs[run] = [self._read(run, name, n, weights) for name in names]
             like = run.base
-            if like and all(map(_is_same, inputs[run], inputs[like])):
+            if like and all(map(operator.is_, read, inputs[like])):
                 computed[run] = computed[like]
                 continue
-            is_wide = run.kept is self._of.all_nodes and not like
-            if is_wide and n in self._of.memory:
-                computed[run] = self._of.memory[n]
+            outputs = self._graph.made[n]
+            is_known = run.kept is self._of.all_nodes and not like
+            if is_known and all(name in memory for name in outputs):
+                computed[run] = {name: memory[name][0] for name in outputs}
                 continue
+            values = {"": None, **dict(zip(names, read, strict=True))}
             started = time.perf_counter()
-            outputs = self._graph.compute(
-                n, {"": None, **dict(zip(names, inputs[run], strict=True))}
-            )
+            found = computed[run] = self._graph.compute(n, values)
             if self._is_first and run is self._runs[0]:
                 self._of.seconds[n] += time.perf_counter() - started
-            known = computed[like] if like else {}
-            for name, array in outputs.items():
-                outputs[name] = known[name] if _is_equal(known.get(name), array) else array
-            computed[run] = outputs
-            if is_wide and not self._in_blocks(n):
-                self._of.remember(n, outputs)
+                arrays = (x for x in (*read, *found.values()) if isinstance(x, np.ndarray))
+                self._of.work[n] += _STEP + sum(x.size for x in arrays)
         return computed
 
-    def _weights(self, n: int) -> Iterator[dict[str, Array]]:
+    def _weights(self, n: int, runs: Sequence[RoundedRun]) -> Iterator[dict[str, Array]]:
         """Yield the weights of a node.
 
         Those of a large product come in blocks of columns, those of a table as the rows that are
         read, and the indices of these.
         """
-        graph, node = self._graph, self._graph.nodes[n]
-        names = [name for name in graph.reads[n] if self._is_weight(name)]
+        graph, names = self._graph, self._graph.weights_read[n]
         large = [name for name in names if graph.is_large(name)]
+        if not large:
+            yield {name: graph.weight(name) for name in names}
+            return
+        node = graph.nodes[n]
+        is_rows = node.op_type == "Gather" and not any(a.i for a in node.attribute)
         if self._in_blocks(n):
             stored = graph.stored(large[0])
             step = max(1, _BLOCK * stored.shape[-1] // stored.size)
             for start in range(0, stored.shape[-1], step):
                 yield {large[0]: to_float64(np.asarray(stored[..., start : start + step]))}
-        elif self._is_lookup(node, names) and large:
+        elif is_rows and names == [node.input[0]]:
             stored, count = graph.stored(large[0]), len(graph.stored(large[0]))
-            read = [self._read(run, node.input[1], n, {}) for run in self._runs]
+            read = [self._read(run, node.input[1], n, {}) for run in runs]
             rows = np.unique(np.concatenate([each.reshape(-1) for each in read]))
             if not rows.size or rows[0] < -count or rows[-1] >= count:
                 yield {large[0]: graph.weight(large[0])}  # the node raises an error
@@ -188,38 +254,48 @@ class _Pass:
         is_product = node.op_type == "MatMul" and self._graph.is_large(node.input[1])
         return is_product and self._graph.size(node.input[1]) > _BLOCK
 
-    def _is_lookup(self, node: onnx.NodeProto, weights: Sequence[str]) -> bool:
-        """Return whether a node takes rows of a table."""
-        is_rows = not any(attribute.i for attribute in node.attribute)
-        return node.op_type == "Gather" and is_rows and [*weights] == [node.input[0]]
-
     def _put(self, name: str, n: int, arrays: Mapping[RoundedRun, Any]) -> None:
         """Store a value of each run, as made and as read by nodes in the narrow format."""
-        moved = n >= 0 and self._graph.moves(n)
+        moved, dtype = n in self._graph.moving, self._graph.dtypes.get(name, "")
+        is_narrow = dtype in self._of.narrow_dtypes
         for run, array in arrays.items():
-            made = _Made(array, array)
-            is_wide = (n < 0 or n in run.kept) and name not in run.narrow
-            if is_float(array) and self._is_narrow(name) and (is_wide or not moved):
-                made.narrow = None if is_wide and n >= 0 else self._round(run, name, array)
-                made.wide = made.narrow
-                if is_wide:
-                    made.wide = array if moved else self._in_float32(array)
-            elif is_float(array) and n >= 0 and not moved and self._graph.dtypes[name] == "float32":
-                made.wide = made.narrow = self._in_float32(array)  # as in the reference
+            is_in_float32 = n >= 0 and run.kept is self._of.all_nodes and not run.base
+            if is_in_float32 and name in self._of.memory:
+                made = self._of.memory[name][1]
+            else:
+                made = self._as_read(run, name, n, array, is_narrow=is_narrow, moved=moved)
+                if is_in_float32 and not self._in_blocks(n):
+                    self._of.remember(name, array, made)
             if self._observe and isinstance(array, np.ndarray):
                 read = made.wide if made.narrow is None else made.narrow
                 self._observe(run, Seen(name, n, array, read))
-            base = run.base and self._made(run.base, name)
-            if base and base.wide is made.wide and base.narrow is made.narrow:
-                self._values[run].pop(name, None)
-            else:
+            if not run.base or not _is_equal(made, self._made(run.base, name)):
                 self._values[run][name] = made
+
+    def _as_read(
+        self, run: RoundedRun, name: str, n: int, array: Any, *, is_narrow: bool, moved: bool
+    ) -> _Made:
+        """Return a value as nodes read it."""
+        made = _Made(array, array)
+        is_wide = (n < 0 or n in run.kept) and name not in run.narrow
+        if not is_float(array):
+            return made
+        if is_narrow and (is_wide or not moved):
+            made.narrow = None if is_wide and n >= 0 else self._round(run, name, array)
+            made.wide = made.narrow
+            if is_wide:
+                made.wide = array if moved else self._in_float32(array)
+        elif n >= 0 and not moved and self._graph.dtypes[name] == "float32":
+            made.wide = made.narrow = self._in_float32(array)  # as in the reference
+        return made
 
     def _round(self, run: RoundedRun, name: str, array: Array) -> Array:
         if name in run.clipped:
             array = np.clip(array, -self._of.format.largest, self._of.format.largest)
-            return run.rounding(array, self._of.format.rounded(array))
-        return run.rounding(array, self._rounded_to(self._of.format, array))
+        if run.rounding == "limits":
+            return self._of.format.only_limited(array)
+        rounded = self._rounded_to(self._of.format, array)
+        return self._of.format.without_limits(array, rounded) if run.rounding == "free" else rounded
 
     def _in_float32(self, array: Array) -> Array:
         return self._rounded_to(_FLOAT32, array)
@@ -236,7 +312,7 @@ class _Pass:
         if name in weights:
             array = weights[name]
             is_wide = n in run.kept and name not in run.narrow
-            narrow = is_float(array) and self._is_narrow(name) and not is_wide
+            narrow = not is_wide and is_float(array) and self._is_narrow(name)
             if not narrow or name in run.clipped or not self._graph.is_held(name):
                 return self._round(run, name, array) if narrow else array
             key = run.rounding, name
@@ -246,50 +322,108 @@ class _Pass:
         made = self._made(run, name)
         if made is None:  # a value of a subgraph that has the name of a later one
             return None
-        if made.narrow is None and n not in run.kept:
-            made.narrow = self._round(run, name, made.wide)
-        array = made.wide if n in run.kept else made.narrow
-        return self._indices.get(id(array), array)
+        if n in run.kept:
+            array = made.wide
+        else:
+            if made.narrow is None:
+                made.narrow = self._round(run, name, made.wide)
+            array = made.narrow
+        return self._indices.get(id(array), array) if self._indices else array
 
-    def _made(self, run: RoundedRun | None, name: str) -> _Made | None:
-        while run is not None:
-            if name in self._values[run]:
-                return self._values[run][name]
-            run = run.base
-        return None
+    def _made(self, run: RoundedRun, name: str) -> _Made | None:
+        made = self._values[run].get(name)
+        return self._values[run.base].get(name) if made is None and run.base else made
 
     def _wide(self, run: RoundedRun, name: str) -> Any:
-        if self._is_weight(name):
+        if name not in self._graph.producer and name not in self._graph.inputs:
             return self._graph.weight(name)
         made = self._made(run, name)
         return made and made.wide
-
-    def _is_weight(self, name: str) -> bool:
-        return name not in self._graph.producer and name not in self._graph.inputs
 
     def _is_narrow(self, name: str) -> bool:
         return self._graph.dtypes.get(name) in self._of.narrow_dtypes
 
 
-def _joined(parts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _joined(
+    parts: Sequence[Mapping[RoundedRun, Mapping[str, Any]]], runs: Sequence[RoundedRun]
+) -> dict[RoundedRun, Mapping[str, Any]]:
     """Return the outputs of a node of which blocks of columns were computed."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
+    joined: dict[RoundedRun, Mapping[str, Any]] = {}
+    for run in runs:
+        if run.base and all(part[run] is part[run.base] for part in parts):
+            joined[run] = joined[run.base]
+        else:
+            names = parts[0][run]
+            joined[run] = {n: np.concatenate([part[run][n] for part in parts], -1) for n in names}
+    return joined
 
 
-def _is_same(one: object, other: object) -> bool:
-    return one is other
+def _is_equal(one: _Made, other: _Made | None) -> bool:
+    """Return whether nodes read the same bits of two values."""
+    if other is None or (one.narrow is None) is not (other.narrow is None):
+        return False
+    is_one = one.narrow is one.wide and other.narrow is other.wide
+    return _same_bits(one.wide, other.wide) and (is_one or _same_bits(one.narrow, other.narrow))
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    """Return whether two values have the same bits."""
+def _same_bits(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return one is other
+        return False
     if one.shape != other.shape or one.dtype != other.dtype or one.dtype.hasobject:
         return False
     if not one.ndim or one.dtype.kind != "f":
         return np.array_equal(one, other)
     # Most arrays differ in the first row already.
-    bits, others = (np.ascontiguousarray(x).view(np.int64) for x in (one, other))
-    return np.array_equal(bits[:1], others[:1]) and np.array_equal(bits, others)
+    return np.array_equal(_bits(one[:1]), _bits(other[:1])) and np.array_equal(
+        _bits(one), _bits(other)
+    )
+
+
+def _bits(x: Array) -> Array:
+    return np.ascontiguousarray(x).view(np.int64)
+
+
+# -- nodes that make rounding larger --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Amplified:
+    """A value whose rounding a node makes larger, by a factor."""
+
+    value: str
+    node: int
+    factor: float
+
+
+def amplified(
+    lockstep: Lockstep, inputs: Mapping[str, Array], run: RoundedRun
+) -> list[_Amplified]:  # fmt: skip
+    """Return the values whose rounding in a run some node makes much larger, the worst first."""
+    wide, eps = lockstep.wide(), lockstep.format.eps
+    made: dict[str, Array] = {}
+    errors: dict[str, float] = {}
+
+    def observe(seen_in: RoundedRun, seen: Seen) -> None:
+        if seen_in is wide:
+            made[seen.name] = seen.made
+        elif is_float(seen.made):
+            errors[seen.name] = measure(seen.read, made.pop(seen.name)).row
+        else:  # the rounding of a float decides it
+            errors[seen.name] = float(not np.array_equal(seen.made, made.pop(seen.name)))
+
+    lockstep.run(inputs, (wide, run), observe)
+    found: dict[str, _Amplified] = {}
+    for n, node in enumerate(lockstep.graph.nodes):
+        after = max((errors.get(name, 0.0) for name in node.output), default=0.0)
+        if not after > MOST_OF_ONE * eps:
+            continue
+        for name in lockstep.graph.reads[n]:
+            factor = after / max(errors.get(name, 0.0), eps / 4)
+            known = found.get(name)
+            if lockstep.graph.dtypes.get(name) and (known is None or factor > known.factor):
+                found[name] = _Amplified(name, n, factor)
+    return sorted(
+        (each for each in found.values() if each.factor > MOST_OF_ONE), key=lambda a: -a.factor
+    )

@@ -15,9 +15,8 @@ import numpy as np
 
 from attn_export.float64.evaluate import is_float
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.amplification import amplified
 from attn_export.parts.value_ranges.float_formats import FloatFormat
-from attn_export.parts.value_ranges.lockstep import Lockstep
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, amplified
 from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
 from attn_export.parts.value_ranges.range_rule import (
     FACTOR,
@@ -27,7 +26,6 @@ from attn_export.parts.value_ranges.range_rule import (
     is_within,
     largest,
 )
-from attn_export.parts.value_ranges.rounded_run import RoundedRun, Seen, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress
@@ -36,13 +34,11 @@ from attn_export.tensorfile import Array
 _MOST_ALONE = 20
 """The largest number of values that are rounded alone."""
 
-_MOST_TIME = 1.0
-"""The time for these runs, as a multiple of that of one run of the whole graph."""
-_LEAST_TIME = 1.0
-"""The least time for these runs, in seconds, so that it never decides in small graphs."""
+_MOST_RUNS = 2.0
+"""The work of these runs, as a multiple of that of one run of the whole graph."""
 
 _FEW = 2
-"""The number of values that are rounded alone in any time: one of each kind."""
+"""The number of values that are rounded alone whatever the work: one of each kind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +73,25 @@ class Analysis:
     """What a narrow format does to a graph.
 
     Attributes:
-        format: The format.
+        lockstep: The runs that it is made of.
         values: Facts on every floating value, in the order of the graph.
         tried: The values that were rounded alone, in the order of the graph.
         expected: What is expected of the outputs for each set of inputs.
         errors: The error of the outputs with all values rounded, for each set.
         bad: The indices of the sets that do not pass.
-        seconds: The time of each node.
     """
 
-    format: FloatFormat
+    lockstep: Lockstep
     values: Mapping[str, RangeFacts]
     tried: Sequence[Finding]
     expected: Sequence[ExpectedOutputs]
     errors: Sequence[Measures]
     bad: Sequence[int]
-    seconds: Array
+
+    @property
+    def format(self) -> FloatFormat:
+        """The format."""
+        return self.lockstep.format
 
     @property
     def findings(self) -> list[Finding]:
@@ -152,10 +151,7 @@ class _Analyser:
                 self._try_alone(number, tried)
             self._progress.advance("rounding all values")
         findings = sorted(tried.values(), key=lambda finding: finding.facts.index)
-        return Analysis(
-            self._format, self._facts, findings, self._expected, errors, bad,
-            self._lockstep.seconds,
-        )  # fmt: skip
+        return Analysis(self._lockstep, self._facts, findings, self._expected, errors, bad)
 
     def _try_alone(self, number: int, tried: dict[str, Finding]) -> None:
         """Add what rounding single values does in a set of inputs; those that matter are known."""
@@ -176,21 +172,15 @@ class _Analyser:
             if not turned and self._graph.dtypes.get(name) in self._lockstep.narrow_dtypes:
                 stored = self._graph.stored(name) if self._graph.is_large(name) else None
                 array = self._graph.weight(name) if stored is None else stored
-                facts = RangeFacts(name, "", "weight", -1)
-                self._facts[name] = facts_of(facts, array, self._format)
+                self._facts[name] = facts_of((name, "", "weight", -1), array, self._format)
 
     def _run_together(self, number: int, inputs: Mapping[str, Array]) -> GraphOutputs:
-        wide, free = self._lockstep.wide(), RoundedRun(self._format.without_limits)
-        narrow = RoundedRun(full, base=free)
+        wide, free = self._lockstep.wide(), RoundedRun("free")
+        narrow = RoundedRun(base=free)
 
         def observe(run: RoundedRun, seen: Seen) -> None:
             if run is wide and self._is_narrow(seen):
-                node = self._graph.nodes[seen.node] if seen.node >= 0 else None
-                empty = RangeFacts(
-                    seen.name, node.name or node.output[0] if node else "",
-                    node.op_type if node else "input", seen.node,
-                )  # fmt: skip
-                facts = self._facts_of(empty, seen)
+                facts = self._facts_of(seen)
                 if facts.loss > self._format.eps:
                     self._lossy[number].append(seen.name)
                 known = self._facts.get(seen.name)
@@ -200,14 +190,16 @@ class _Analyser:
         self._expected.append(ExpectedOutputs(truth, free_outputs, self._format, self._budgets))
         return outputs
 
-    def _facts_of(self, empty: RangeFacts, seen: Seen) -> RangeFacts:
-        same = seen.node >= 0 and self._graph.passes_on(seen.node)
-        known = self._facts.get(self._graph.nodes[seen.node].input[0]) if same else None
-        if known is None:
-            return facts_of(empty, seen.made, self._format)
-        return dataclasses.replace(
-            known, name=empty.name, node=empty.node, operator=empty.operator, index=empty.index
-        )
+    def _facts_of(self, seen: Seen) -> RangeFacts:
+        if seen.node < 0:
+            return facts_of((seen.name, "", "input", -1), seen.made, self._format)
+        node = self._graph.nodes[seen.node]
+        about = (seen.name, node.name or node.output[0], node.op_type, seen.node)
+        read = self._facts.get(node.input[0]) if self._graph.passes_on(seen.node) else None
+        if read is None:
+            return facts_of(about, seen.made, self._format)
+        name, maker, operator, index = about
+        return dataclasses.replace(read, name=name, node=maker, operator=operator, index=index)
 
     # -- values alone ----------------------------------------------------------------------------
 
@@ -216,15 +208,16 @@ class _Analyser:
         lossy = [self._facts[name] for name in self._lossy[number] if name in self._facts]
         lossy.sort(key=lambda facts: (not facts.overflow, self._is_passed_on(facts), -facts.loss))
         if self._expected[number].is_rough:
-            free = RoundedRun(self._format.without_limits)
+            free = RoundedRun("free")
             found = amplified(self._lockstep, self._sets[number], free)
             rough = [self._facts[each.value] for each in found if each.value in self._facts]
             rough += [facts for facts in self._facts.values() if facts.coarse]
             lossy = [*lossy[:1], *rough[:1], *lossy[1:], *rough[1:]]
         chosen = dict[str, RangeFacts]()
-        left = max(_LEAST_TIME, _MOST_TIME * float(self._lockstep.seconds.sum()))
+        left = _MOST_RUNS
         for facts in lossy:
-            left -= self._cost(facts.name)
+            first = min(self._graph.readers.get(facts.name, ()), default=len(self._graph.nodes))
+            left -= self._lockstep.share(first)
             if left < 0 and len(chosen) >= _FEW:
                 break
             chosen[facts.name] = facts
@@ -240,23 +233,16 @@ class _Analyser:
         read = (self._facts.get(name) for name in self._graph.reads[facts.index])
         return any(known is not None and known.overflow > 0 for known in read)
 
-    def _cost(self, name: str) -> float:
-        """Return the time of all nodes that depend on a value."""
-        changed, cost = {name}, 0.0
-        for n, reads in enumerate(self._graph.reads):
-            if not changed.isdisjoint(reads):
-                changed.update(self._graph.nodes[n].output)
-                cost += float(self._lockstep.seconds[n])
-        return cost
-
     def _alone(self, number: int, chosen: Sequence[RangeFacts]) -> Iterator[Finding]:
         """Yield what rounding each of the chosen values does."""
         wide, format_ = self._lockstep.wide(), self._format
-        roundings = [self._limits_of if f.loss > format_.eps else full for f in chosen]
         runs = [
-            RoundedRun(rounding, wide.kept, frozenset({facts.name}), base=wide)
-            for facts, rounding in zip(chosen, roundings, strict=True)
-        ]
+            RoundedRun(
+                "limits" if facts.loss > format_.eps else "full", wide.kept,
+                frozenset({facts.name}), base=wide,
+            )
+            for facts in chosen
+        ]  # fmt: skip
         nan_from: dict[RoundedRun, str] = {}
 
         def observe(run: RoundedRun, seen: Seen) -> None:
@@ -276,6 +262,3 @@ class _Analyser:
             within = is_within(effect, Measures(least, max(least, FACTOR * best.row)))
             made = not self._is_passed_on(facts)
             yield Finding(facts, kind, effect, not within, made, nan_from.get(run, ""))
-
-    def _limits_of(self, x: Array, _: Array) -> Array:
-        return self._format.only_limited(x)

@@ -58,17 +58,18 @@ class RangeFacts:
         )  # fmt: skip
 
 
-def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
-    """Return facts with what the elements of an array add.
+def facts_of(about: tuple[str, str, str, int], x: Array, format_: FloatFormat) -> RangeFacts:
+    """Return facts on an array.
 
+    `about`: The name, node, operator and index.
     `x`: A floating array of any type and shape.
     """
     if x.size > _BLOCK:
         rows = np.atleast_2d(x.reshape(-1, x.shape[-1]))
-        step = max(1, _BLOCK // x.shape[-1])
+        step, facts = max(1, _BLOCK // x.shape[-1]), RangeFacts(*about)
         for start in range(0, len(rows), step):
             part = rows[start : start + step]
-            found = facts_of(dataclasses.replace(facts, largest=0.0), part, format_)
+            found = facts_of(about, part, format_)
             share = part.size / x.size
             found = dataclasses.replace(
                 found, overflow=found.overflow * share, subnormal=found.subnormal * share,
@@ -85,24 +86,27 @@ def facts_of(facts: RangeFacts, x: Array, format_: FloatFormat) -> RangeFacts:
         largest = float(np.max(sizes, where=usable, initial=0.0))
         smallest = float(np.min(sizes, where=sizes > 0, initial=np.inf))
     coarse = largest > 2 / format_.eps and _is_coarse(x, format_)
-    found = dataclasses.replace(facts, largest=largest, smallest=smallest, coarse=coarse)
     overflow = float(format_.overflows(x).mean()) if largest > format_.largest else 0.0
     if smallest >= format_.smallest and not overflow:
-        return found
+        return RangeFacts(*about, largest, smallest, coarse=coarse)
     loss = format_.loss_bound(sizes)
     if overflow:
         loss = math.inf
     elif loss > format_.eps:
         x = to_float64(x)
         loss = measure(format_.only_limited(x), x).row
-    return dataclasses.replace(
-        found, overflow=overflow, subnormal=float(format_.subnormal(x).mean()),
-        flushed=float(format_.flushed(x).mean()), loss=loss,
-    )  # fmt: skip
+    small = sizes[sizes < format_.smallest]
+    subnormal, flushed = (
+        float(mask.sum() / x.size) for mask in (format_.subnormal(small), format_.flushed(small))
+    )
+    return RangeFacts(*about, largest, smallest, overflow, subnormal, flushed, loss, coarse)
 
 
 def _is_coarse(x: Array, format_: FloatFormat) -> bool:
     """Return whether an array has whole numbers alone, of which some become others."""
+    first = x.flat[0]
+    if first != np.rint(first):
+        return False
     x = to_float64(x[np.isfinite(x) & (np.abs(x) <= format_.largest)])
     return bool(x.size and (x == np.rint(x)).all() and (format_.rounded(x) != x).any())
 

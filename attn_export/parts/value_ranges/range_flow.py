@@ -20,7 +20,7 @@ from attn_export.graph.save import check_replaceable, put_in_place
 from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.keep_search import search
-from attn_export.parts.value_ranges.lockstep import Lockstep
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
 from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
 from attn_export.parts.value_ranges.ort_nodes import run_beside
 from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
@@ -32,7 +32,6 @@ from attn_export.parts.value_ranges.range_inputs import (
 )
 from attn_export.parts.value_ranges.range_result import Fix, RangeResult
 from attn_export.parts.value_ranges.range_rule import largest
-from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress
@@ -151,8 +150,12 @@ def _mended(
     """Search for nodes to keep, write the graph, and judge the file that was written."""
     kept = search(graph, sets, analysis, progress)
     names = [graph.name_of(n) for n in sorted(kept.nodes)]
-    seconds, count = float(analysis.seconds.sum()), len(graph.nodes)
-    time = float(analysis.seconds[sorted(kept.nodes)].sum()) / seconds if names and seconds else 0.0
+    seconds, count = sum(analysis.lockstep.seconds), len(graph.nodes)
+    time = (
+        sum(analysis.lockstep.seconds[n] for n in kept.nodes) / seconds
+        if names and seconds
+        else 0.0
+    )
     if not kept.passes:
         return Fix("", names, sorted(kept.clipped), count, time, 0, kept.error, 0, len(sets), "")
     progress.phase(f"writing {output.name}")
@@ -162,13 +165,13 @@ def _mended(
         progress.phase("judging the written graph")
         written = StreamedGraph(new)
         lockstep = Lockstep(written, analysis.format, frozenset({analysis.format.name}))
-        outputs = [lockstep.run(each, [RoundedRun(full)])[0] for each in sets]
+        outputs = [lockstep.run(each, [RoundedRun()])[0] for each in sets]
         pairs = list(zip(analysis.expected, outputs, strict=True))
         passed = sum(expected.passes(found) for expected, found in pairs)
         fix = Fix(
             str(output), names, sorted(kept.clipped), count, time, _wide_bytes(written),
             largest([expected.error(found) for expected, found in pairs]), passed, len(sets),
-            _beside(new, sets[0], analysis, progress),
+            _beside(new, sets[0], analysis, progress), kept.is_least,
         )  # fmt: skip
         if passed < len(sets):
             return dataclasses.replace(fix, path="")

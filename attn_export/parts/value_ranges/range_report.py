@@ -73,6 +73,8 @@ def _fix_lines(fix: Fix, result: RangeResult) -> Iterator[str]:
     yield f"keep {nodes}, {fix.weight_bytes} bytes of weights more{clipped}"
     if fix.nodes:
         yield f"kept: {', '.join(fix.nodes)}"
+    if not fix.is_least:
+        yield "fewer may do: the search ended before each was left out for a trial"
     yield f"outputs are wrong by {_percent(fix.error)}{ratio}"
     yield f"written: {fix.path}, judged: {fix.passed}/{fix.judged}; ort-cpu {fix.beside}"
 

@@ -35,6 +35,7 @@ class Fix:
         passed: The number of sets of inputs that pass in the written graph.
         judged: The number of sets.
         beside: What ONNX Runtime on the CPU does with the written graph, as text.
+        is_least: Whether none of the nodes can be left out, as far as each was tried.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Fix:
     passed: int
     judged: int
     beside: str
+    is_least: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

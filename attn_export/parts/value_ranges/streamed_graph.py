@@ -41,6 +41,8 @@ MOST_HELD = 2**27
 _MAKING = frozenset({"Cast", "CastLike", "Constant", "ConstantOfShape", "Range"})
 """Operators that round nothing, and give numbers that they do not read."""
 
+_MOVING = EXACT - _MAKING
+
 _PASSING = frozenset({
     "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
@@ -60,6 +62,11 @@ class StreamedGraph:
         outputs: The names of the graph outputs.
         dtypes: The floating type of each value. Those of nodes are added as they are computed.
         turned: Weights that nodes transpose: by the new name, the weight and the axes.
+        reads: The names of the values and weights that each node reads.
+        weights_read: Those that are weights.
+        made: The names of the values that each node makes.
+        readers: The indices of the nodes that read each value.
+        moving: The indices of the nodes that give elements of what they read, and no others.
         foreign: The operators that ONNX Runtime computes, in float32.
     """
 
@@ -117,7 +124,21 @@ class StreamedGraph:
             [] if node.output[0] in self.turned else sorted(names_read(node) & outer)
             for node in self.nodes
         ]
+        self.made = [
+            [name for name in node.output if name and name not in self.turned]
+            for node in self.nodes
+        ]
+        self.moving = {
+            n for n, node in enumerate(self.nodes)
+            if node.op_type in _MOVING and node.domain in ("", "ai.onnx")
+        }  # fmt: skip
+        weights = self.weights()
+        self.weights_read = [[name for name in names if name in weights] for names in self.reads]
         self.uses = Counter(name for names in self.reads for name in names)
+        self.readers: dict[str, set[int]] = {}
+        for n, names in enumerate(self.reads):
+            for name in names:
+                self.readers.setdefault(name, set()).add(n)
 
     @functools.cached_property
     def inputs(self) -> list[str]:
@@ -202,22 +223,9 @@ class StreamedGraph:
         """Return the name of a node, or that of its first output; "" for -1."""
         return self.nodes[n].name or next(iter(self.nodes[n].output), "") if n >= 0 else ""
 
-    def moves(self, n: int) -> bool:
-        """Return whether a node gives elements of what it reads, and no others."""
-        node = self.nodes[n]
-        return node.op_type in EXACT - _MAKING and node.domain in ("", "ai.onnx")
-
     def passes_on(self, n: int) -> bool:
         """Return whether a node gives elements of what it reads, all of them as they are."""
         return self.nodes[n].op_type in _PASSING and self.nodes[n].domain in ("", "ai.onnx")
-
-    def readers(self) -> dict[str, list[int]]:
-        """Return the indices of the nodes that read each value."""
-        found: dict[str, list[int]] = {}
-        for n, names in enumerate(self.reads):
-            for name in names:
-                found.setdefault(name, []).append(n)
-        return found
 
     def _dtype_of(self, n: int) -> str:
         original = self.proto.graph.node[n]

@@ -10,14 +10,13 @@ import onnxruntime
 import pytest
 from range_graphs import CASES, FITTING, RangeCase
 
-from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep
+from attn_export.parts.value_ranges.float_formats import FORMATS, FloatFormat
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
 from attn_export.parts.value_ranges.range_flow import ranges_of
 from attn_export.parts.value_ranges.range_inputs import InputSets
 from attn_export.parts.value_ranges.range_result import RangeResult
-from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
-from attn_export.tensorfile import ArrayDict
+from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 
 def ranges(case: RangeCase, tmp_path: Path, fix: str = "") -> RangeResult:
@@ -97,6 +96,19 @@ def test_the_written_graph_keeps_what_it_needs_and_no_more(name: str, tmp_path: 
         assert all(error(set(fix.nodes) - {node}) > 0.004 for node in fix.nodes)
 
 
+def test_a_search_ends_and_says_that_fewer_nodes_may_do(tmp_path: Path):
+    nodes = [("Identity", "x", "out0")]
+    for n in range(30):
+        nodes += [
+            ("MatMul", f"out{n} w", f"y{n}"), ("Pow", f"y{n} two", f"squares{n}"),
+            ("ReduceMean", f"squares{n} axis", f"mean{n}"), ("Sqrt", f"mean{n}", f"root{n}"),
+            ("Div", f"y{n} root{n}", f"z{n}"), ("Add", f"z{n} out{n}", f"out{n + 1}"),
+        ]  # fmt: skip
+    fix = ranges(RangeCase(nodes, {"two": 2.0}, scale=600.0), tmp_path, "fixed.onnx").fix
+    assert fix is not None
+    assert (fix.passed, fix.is_least) == (fix.judged, False)
+
+
 def test_the_written_graph_runs_with_its_inputs_and_outputs_in_float32(tmp_path: Path):
     case = CASES["squares of a norm, absorbed"]
     ranges(case, tmp_path, "fixed.onnx")
@@ -115,8 +127,8 @@ def test_runs_beside_each_other_give_what_they_give_alone(tmp_path: Path):
     graph = StreamedGraph(case.write(tmp_path / "model.onnx"))
     format_ = FORMATS["float16"]
     lockstep = Lockstep(graph, format_)
-    free = RoundedRun(format_.without_limits)
-    runs = [free, RoundedRun(full, base=free), RoundedRun(full, kept={2, 3, 4}, base=free)]
+    free = RoundedRun("free")
+    runs = [free, RoundedRun(base=free), RoundedRun(kept={2, 3, 4}, base=free)]
     together = lockstep.run(case.inputs(), runs)
     for run, found in zip(runs, together, strict=True):
         (alone,) = lockstep.run(case.inputs(), [RoundedRun(run.rounding, run.kept)])
@@ -128,9 +140,7 @@ def test_a_format_rounds_and_limits_as_its_dtype(name: str):
     format_ = FORMATS[name]
     largest, least = format_.largest, format_.smallest
     inside = np.array([1.0, 1 + format_.eps / 2, -1 - format_.eps * 0.75, largest, least])
-    np.testing.assert_array_equal(
-        format_.without_limits(inside, format_.rounded(inside)), format_.rounded(inside)
-    )
+    assert format_.without_limits(inside, full := format_.rounded(inside)) is full
     with np.errstate(over="ignore"):
         beyond = np.array([2 * largest, -largest * (1 + format_.eps / 2), 0.0, 1.0])
         tiny = np.array([least / 3, least * format_.eps / 4, 0.0, least])
@@ -145,3 +155,15 @@ def test_a_format_rounds_and_limits_as_its_dtype(name: str):
     np.testing.assert_allclose(free, row, rtol=format_.eps)
     beside = np.array([1.0, least / 3])  # such a row loses nothing
     assert format_.without_limits(beside, kept := format_.rounded(beside)) is kept
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "float32"])
+@pytest.mark.parametrize("size", [7, 10_000])
+def test_a_format_rounds_to_the_bits_of_its_dtype(name: str, size: int):
+    format_, rng = FloatFormat.of(name), np.random.default_rng(0)
+    for low, high in ((0, 3), (-50, 50), (-9, -3), (4, 6)):
+        x = rng.standard_normal(size) * 10.0 ** rng.uniform(low, high, size)
+        x[:7] = [0.0, -0.0, np.inf, -np.inf, np.nan, format_.largest * (1 + format_.eps), 2049.0]
+        with np.errstate(over="ignore"):
+            wanted = x.astype(numpy_dtype(name)).astype(np.float64)
+        np.testing.assert_array_equal(format_.rounded(x).view(np.int64), wanted.view(np.int64))

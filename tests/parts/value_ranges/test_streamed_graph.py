@@ -11,9 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attn_export.errors import GraphError
 from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep
+from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
 from attn_export.parts.value_ranges.range_flow import ranges_of
-from attn_export.parts.value_ranges.rounded_run import RoundedRun, full
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 
 ROWS, WIDTH = 70_000, 64
@@ -44,7 +43,7 @@ def test_pieces_of_a_table_give_what_the_table_gives(tied: Path):
     table = numpy_helper.to_array(onnx.load(tied).graph.initializer[0]).astype(np.float64)
     ids = np.array([3, -1, 3, ROWS - 2])
     lockstep = Lockstep(StreamedGraph(tied), FORMATS["float16"])
-    wide, narrow = lockstep.run({"ids": ids}, [lockstep.wide(), RoundedRun(full)])
+    wide, narrow = lockstep.run({"ids": ids}, [lockstep.wide(), RoundedRun()])
     half = table.astype(np.float16).astype(np.float64)
     np.testing.assert_allclose(wide["out"], table[ids] @ table.T, rtol=1e-6, atol=1e-5)
     np.testing.assert_array_equal(

@@ -38,12 +38,6 @@ from attn_export.parts.whole_models.faults.parameters import (
     other_parameters,
     scaled_parameters,
 )
-from attn_export.parts.whole_models.faults.tried import (
-    EQUAL,
-    TriedFault,
-    order_of,
-    said_of,
-)
 from attn_export.parts.whole_models.lora_adapter import other_adapters
 
 _Run = Callable[[nn.Module], Mapping[str, np.ndarray]]
@@ -54,6 +48,10 @@ _ROWS = (
     scaled_parameters,
 )  # fmt: skip
 """Sources of wrong variants of a model, the most likely first."""
+
+_EQUAL = 1e-3
+"""A fault that leaves a smaller share of the error unexplained ends the search: others of another
+source could only be as good."""
 
 _SURE = 0.01
 """If a fault leaves a smaller share unexplained, no others are tried in single layers."""
@@ -93,6 +91,38 @@ _FAR = 10.0
 """The error of an element that is not finite, in root mean squares of the output."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _TriedFault:
+    """A fault that was made in a model.
+
+    Attributes:
+        unexplained: The share of the error that it leaves.
+        cosine: That of its error and the error to explain.
+        ratio: The length of the latter in its direction, in lengths of its error.
+        moved: Which outputs it changes.
+        is_fit: Whether its number was sought; not that of a round one that explains all.
+    """
+
+    variant: Variant
+    unexplained: float
+    cosine: float
+    ratio: float
+    moved: Sequence[bool]
+    is_fit: bool = False
+
+
+def _order_of(tried: _TriedFault) -> float:
+    """Return what to sort faults by, the best first."""
+    # Noise must not decide between faults that fit alike, nor a fit go before another fault.
+    left = round(tried.unexplained, 4) + (_EQUAL if tried.is_fit else 0)
+    return max(left, _EQUAL) if tried.variant.kind == SCALED else left
+
+
+def _said_of(one: _TriedFault) -> str:
+    """Return what is wrong; a number that was sought is no more than a fit."""
+    return f"{one.variant.sentence} (a fit)" if one.is_fit else one.variant.sentence
+
+
 class _Search:
     """Search for the faults that give a model the outputs of a wrong graph."""
 
@@ -122,20 +152,20 @@ class _Search:
             differences.append(np.nan_to_num(difference, nan=far, posinf=far, neginf=-far))
         return differences
 
-    def everywhere(self, only: str = "") -> list[TriedFault]:
+    def everywhere(self, only: str = "") -> list[_TriedFault]:
         """Try the faults in the whole model, or `only` those of one subject; the best first."""
-        tried: list[TriedFault] = []
+        tried: list[_TriedFault] = []
         for row in _ROWS if self.size else ():
             tried += self._each(v for v in row(self._model) if only in ("", v.subject))
-            if any(one.unexplained < EQUAL for one in tried):
+            if any(one.unexplained < _EQUAL for one in tried):
                 break
         numbers = (one for one in tried if one.variant.other and abs(one.cosine) > _FITS)
         if min((one.unexplained for one in tried), default=1.0) >= _SURE:
             for one in _first_of_each(sorted(numbers, key=_rank)):
                 tried += self._fitted(one)
-        return sorted(tried, key=order_of)
+        return sorted(tried, key=_order_of)
 
-    def in_parts(self, tried: Sequence[TriedFault]) -> list[TriedFault]:
+    def in_parts(self, tried: Sequence[_TriedFault]) -> list[_TriedFault]:
         """Try the faults in one layer and in the places of one name, too; the best first.
 
         The layers that change the outputs that are wrong come first.
@@ -153,9 +183,9 @@ class _Search:
         for one in self._each(part for *_, part in sorted(parts, key=lambda each: each[:3])):
             least = _ALIKE if one.variant.kind == SCALED else _FITS
             found += [one, *(self._fitted(one) if abs(one.cosine) > least else ())]
-            if min(one.unexplained for one in found) < EQUAL:
+            if min(one.unexplained for one in found) < _EQUAL:
                 break
-        return sorted(found, key=order_of)
+        return sorted(found, key=_order_of)
 
     def _unlike_layers(self) -> Iterator[tuple[str, int]]:
         """Yield how many outputs are wrong and not changed by a layer's weights, or the reverse."""
@@ -166,7 +196,7 @@ class _Search:
                 for one in self._each([Variant("", "", edits)]):
                     yield at, sum(a != b for a, b in zip(wrong, one.moved, strict=True))
 
-    def _each(self, variants: Iterable[Variant]) -> Iterator[TriedFault]:
+    def _each(self, variants: Iterable[Variant]) -> Iterator[_TriedFault]:
         for variant in variants:
             if self._out_of_time(self._cost):
                 return
@@ -181,7 +211,7 @@ class _Search:
             length, along = float(np.linalg.norm(step)), float(step @ self._error)
             if length:
                 left = float(np.linalg.norm(self._error - step)) / self.size
-                yield TriedFault(
+                yield _TriedFault(
                     variant, left, along / (length * self.size), along / length**2, moved
                 )
 
@@ -197,18 +227,18 @@ class _Search:
             for edit, path in paths
         ]
 
-    def _fitted(self, tried: TriedFault) -> list[TriedFault]:
+    def _fitted(self, tried: _TriedFault) -> list[_TriedFault]:
         """Try other wrong numbers, each as far from the right one as the error suggests.
 
         Returns:
             Those tried, with round numbers near the last one first.
         """
-        found: list[TriedFault] = []
+        found: list[_TriedFault] = []
         other, last = tried.variant.other, (0.0, 0.0)
         for _ in range(_STEPS):
-            if other is None or tried.variant.numbers is None or tried.unexplained < EQUAL:
+            if other is None or tried.variant.numbers is None or tried.unexplained < _EQUAL:
                 break
-            if found and abs(tried.ratio - 1) < EQUAL:
+            if found and abs(tried.ratio - 1) < _EQUAL:
                 break  # no other number explains more
             # A secant through the two last numbers, the first of which is the right one.
             right, wrong = tried.variant.numbers
@@ -224,9 +254,9 @@ class _Search:
         if other is None or not found:
             return found
         near = self._each(map(other, tried.variant.round_numbers()))
-        return [*(dataclasses.replace(x, is_fit=x.unexplained >= EQUAL) for x in near), *found]
+        return [*(dataclasses.replace(x, is_fit=x.unexplained >= _EQUAL) for x in near), *found]
 
-    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[TriedFault]]:
+    def tried_beside(self, first: Variant, only: str = "") -> tuple[_Search, list[_TriedFault]]:
         """Try the faults beside another; the best first."""
         edits = first.edits if first.model is None else ()
         with first.applied(self._model) as model:
@@ -234,7 +264,7 @@ class _Search:
             tried = search.everywhere(only)
         return search, [search._in(self, one) for one in tried[:1]]
 
-    def _in(self, plain: _Search, one: TriedFault) -> TriedFault:
+    def _in(self, plain: _Search, one: _TriedFault) -> _TriedFault:
         """Return a fault of this search's model as one of another's."""
         again = one.variant.again
         moved = (
@@ -245,7 +275,7 @@ class _Search:
         )  # fmt: skip
         return dataclasses.replace(one, variant=moved)
 
-    def refined(self, pair: list[TriedFault], left: float) -> tuple[list[TriedFault], float]:
+    def refined(self, pair: list[_TriedFault], left: float) -> tuple[list[_TriedFault], float]:
         """Return a pair of faults, each sought again beside the other, and what they leave."""
         in_vain = 0
         for _ in range(_STEPS):
@@ -254,7 +284,7 @@ class _Search:
             again, beside = pair
             search, tried = self.tried_beside(beside.variant, again.variant.subject)
             now = search.size / self.size * tried[0].unexplained if tried else 1.0
-            is_round = now < EQUAL and again.is_fit and not tried[0].is_fit
+            is_round = now < _EQUAL and again.is_fit and not tried[0].is_fit
             if is_round or now <= _HELPS * left:
                 again, left, in_vain = tried[0], now, 0
             else:
@@ -297,7 +327,7 @@ def find_cause(
             pair, both = search.refined([first, second[0]], both)
             if both < most:
                 chain, left = pair, both
-        if left < EQUAL:
+        if left < _EQUAL:
             break
     if left >= _SURE:
         best = search.in_parts(tried)[0]
@@ -305,10 +335,10 @@ def find_cause(
             chain, left = [best], best.unexplained
     is_fit = any(one.is_fit for one in chain)
     fits_all = chain[0].variant.kind == SCALED or len(chain) > 1
-    if left > (_LIKELY if not is_fit else EQUAL if fits_all else _SURE):
+    if left > (_LIKELY if not is_fit else _EQUAL if fits_all else _SURE):
         return None
-    said = ", and ".join(map(said_of, chain))
-    said += "".join(f", or {said_of(one)}" for one in _as_good(tried, chain))
+    said = ", and ".join(map(_said_of, chain))
+    said += "".join(f", or {_said_of(one)}" for one in _as_good(tried, chain))
     share = math.floor((1 - left) * 1e4) / 1e4
     places = {edit.at for edit in chain[0].variant.edits}
     node = places.pop() if len(places) == len(chain) == 1 else ""
@@ -316,16 +346,16 @@ def find_cause(
     return Cause(chain[0].variant.kind, sentence, node, "", left, is_fit)
 
 
-def _as_good(tried: Sequence[TriedFault], chain: Sequence[TriedFault]) -> list[TriedFault]:
+def _as_good(tried: Sequence[_TriedFault], chain: Sequence[_TriedFault]) -> list[_TriedFault]:
     """Return the faults of other fields that explain all, too: a norm may hide their difference."""
     best = chain[0]
-    if len(chain) > 1 or best.is_fit or best.unexplained >= EQUAL:
+    if len(chain) > 1 or best.is_fit or best.unexplained >= _EQUAL:
         return []
-    alike = [one for one in tried if not one.is_fit and order_of(one) <= order_of(best)]
+    alike = [one for one in tried if not one.is_fit and _order_of(one) <= _order_of(best)]
     return [one for one in _first_of_each(alike) if one.variant.subject != best.variant.subject]
 
 
-def _helping(tried: Sequence[TriedFault]) -> list[TriedFault]:
+def _helping(tried: Sequence[_TriedFault]) -> list[_TriedFault]:
     """Return the best faults that help, one of each field or place, then fields' other values."""
     helping = [one for one in tried if one.unexplained < _HELPS]
     first = _first_of_each(helping)
@@ -334,14 +364,14 @@ def _helping(tried: Sequence[TriedFault]) -> list[TriedFault]:
     return list({one.variant.sentence: one for one in (*first, *values)}.values())[: 2 * _BESIDE]
 
 
-def _first_of_each(tried: Iterable[TriedFault]) -> list[TriedFault]:
+def _first_of_each(tried: Iterable[_TriedFault]) -> list[_TriedFault]:
     """Return the first of faults, one of each field or place."""
-    first: dict[str, TriedFault] = {}
+    first: dict[str, _TriedFault] = {}
     for one in tried:
         first.setdefault(one.variant.subject, one)
     return list(first.values())[:_BESIDE]
 
 
-def _rank(tried: TriedFault) -> tuple[float, bool]:
+def _rank(tried: _TriedFault) -> tuple[float, bool]:
     """Return what to sort numbers by; one of the config says more than the scale of a weight."""
     return -round(abs(tried.cosine), 2), tried.variant.kind == SCALED
