@@ -103,7 +103,7 @@ SLIDING: Final = "sliding_attention"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layer:
+class ConfigLayer:
     """One attention layer that a config.json describes.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attn_export.weights.config import CROSS, ENCODER, Layer
+from attn_export.weights.config import CROSS, ENCODER, ConfigLayer
 from attn_export.weights.config_rotary import (
     gemma3_rotary,
     latent_magnitude,
@@ -21,13 +21,13 @@ from attn_export.weights.config_rotary import (
 Fields = dict[str, Any]
 
 
-def _by_role(layer: Layer) -> Fields:
+def _by_role(layer: ConfigLayer) -> Fields:
     if layer.role == CROSS:
         return {"cross": True}
     return {} if layer.role == ENCODER else {"causal": True}
 
 
-def _window(layer: Layer, *, if_used: bool = False, of_some: bool = False) -> Fields:
+def _window(layer: ConfigLayer, *, if_used: bool = False, of_some: bool = False) -> Fields:
     """Return the window, which counts the query's own key, unless flags say that none is here."""
     config = layer.config
     if (if_used and not config.flag("use_sliding_window")) or (of_some and not layer.slides):
@@ -36,48 +36,48 @@ def _window(layer: Layer, *, if_used: bool = False, of_some: bool = False) -> Fi
     return {"window_left": config.whole("sliding_window") - 1} if used else {}
 
 
-def _half_window(layer: Layer, key: str) -> Fields:
+def _half_window(layer: ConfigLayer, key: str) -> Fields:
     """Return half of the window on each side, for layers that have one."""
     half = layer.config.whole(key) // 2 if layer.slides else None
     return {} if half is None else {"window_left": half, "window_right": half}
 
 
-def _multi_query(layer: Layer) -> Fields:
+def _multi_query(layer: ConfigLayer) -> Fields:
     """Return one K/V head; StarCoder's packing of several K/V heads is not supported."""
     if not layer.config.flag("multi_query"):
         raise layer.config.unsupported("multi_query", False, "only one head of keys and values is")
     return {"num_kv_heads": 1}
 
 
-def _causal_only(layer: Layer) -> Fields:
+def _causal_only(layer: ConfigLayer) -> Fields:
     key = "use_bidirectional_attention"
     if layer.config.flag(key):
         raise layer.config.unsupported(key, True, "give SPEC.toml and take config.json away")
     return {"causal": True}
 
 
-def _gemma3_sides(layer: Layer) -> Fields:
+def _gemma3_sides(layer: ConfigLayer) -> Fields:
     """Return causal; for EmbeddingGemma a window that is half as wide on each side instead."""
     if layer.config.flag("use_bidirectional_attention"):
         return _half_window(layer, "sliding_window")
     return {"causal": True, **_window(layer, of_some=True)}
 
 
-def _cohere_rotary(layer: Layer) -> Fields:
+def _cohere_rotary(layer: ConfigLayer) -> Fields:
     if layer.config.flag("use_qk_norm"):
         why = "Cohere's norm has weights for each head"
         raise layer.config.unsupported("use_qk_norm", True, why)
     return {**rotary(layer), "rotary": "interleaved"}
 
 
-def _gptj_rotary(layer: Layer) -> Fields:
+def _gptj_rotary(layer: ConfigLayer) -> Fields:
     """Return the rotation of interleaved pairs of the first elements of each head."""
     key = "rotary_dim"
     width = {key: layer.config.whole(key)} if layer.config.has(key) else {}
     return {"rotary": "interleaved", "rotary_theta": 10000.0, **width}
 
 
-def _falcon(layer: Layer) -> Fields:
+def _falcon(layer: ConfigLayer) -> Fields:
     """Return Hkv from two flags, and Falcon's variant of ALiBi or rotary positions."""
     config = layer.config
     alibi = {"causal": True, "alibi": True, "alibi_falcon": True}
@@ -88,7 +88,7 @@ def _falcon(layer: Layer) -> Fields:
     return fields | {"num_kv_heads": 1 if config.flag("multi_query") else layer.heads}
 
 
-def _gpt2_scale(layer: Layer) -> Fields:
+def _gpt2_scale(layer: ConfigLayer) -> Fields:
     """Return the scale: 1/sqrt(D), unless flags disable it or divide it by the layer's number."""
     config = layer.config
     divided = config.flag("scale_attn_by_inverse_layer_idx")
@@ -98,13 +98,13 @@ def _gpt2_scale(layer: Layer) -> Fields:
     return {"scale": scale / (layer.number + 1 if divided else 1)}
 
 
-def _modernbert(layer: Layer) -> Fields:
+def _modernbert(layer: ConfigLayer) -> Fields:
     """Return rotary positions, whose base depends on the window, and the window."""
     theta = "local_rope_theta" if layer.slides else "global_rope_theta"
     return rotary(layer, theta) | _half_window(layer, "local_attention")
 
 
-def _mpt(layer: Layer) -> Fields:
+def _mpt(layer: ConfigLayer) -> Fields:
     """Return the scale of MPT's `attn_config`; `clip_qkv` is not supported."""
     inner = layer.config.inner("attn_config")
     if clip := inner.values.get("clip_qkv"):
@@ -113,7 +113,7 @@ def _mpt(layer: Layer) -> Fields:
     return {"scale": inner.positive("softmax_scale")} if inner.has("softmax_scale") else {}
 
 
-def _latent(layer: Layer) -> Fields:
+def _latent(layer: ConfigLayer) -> Fields:
     """Return the widths of multi-head latent attention, its rotary positions and its scale."""
     config = layer.config
     rotary_dim = config.whole("qk_rope_head_dim")
@@ -130,7 +130,7 @@ def _latent(layer: Layer) -> Fields:
     }  # fmt: skip
 
 
-def _bert(layer: Layer) -> Fields:
+def _bert(layer: ConfigLayer) -> Fields:
     """Return causal for a decoder, by its flag, or cross by the prefix."""
     key = "position_embedding_type"
     embedding = layer.config.values.get(key)
@@ -141,7 +141,7 @@ def _bert(layer: Layer) -> Fields:
     return {"cross": True} if cross else {"causal": layer.config.flag("is_decoder")}
 
 
-def _t5(layer: Layer) -> Fields:
+def _t5(layer: ConfigLayer) -> Fields:
     """Return the scale, 1, and a learned bias by distance unless the layer is cross-attention."""
     fields = {**_by_role(layer), "scale": 1.0}
     return fields if layer.role == CROSS else fields | {
@@ -152,7 +152,7 @@ def _t5(layer: Layer) -> Fields:
 
 SOFTCAP: Final = "attn_logit_softcapping"
 
-RULES: Final[Mapping[str, Callable[[Layer], Fields]]] = {
+RULES: Final[Mapping[str, Callable[[ConfigLayer], Fields]]] = {
     "alibi": lambda _: {"alibi": True},
     "bert": _bert,
     "by_role": _by_role,

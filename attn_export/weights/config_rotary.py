@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from attn_export.spec.rules import ROTARY_SCALINGS
-from attn_export.weights.config import FULL, SLIDING, Config, Layer
+from attn_export.weights.config import FULL, SLIDING, Config, ConfigLayer
 
 _PARTIAL: Final = "partial_rotary_factor"
 
 
 def rotary(
-    layer: Layer, theta: str = "rope_theta", partial: str = "", parameters: Config | None = None
+    layer: ConfigLayer,
+    theta: str = "rope_theta",
+    partial: str = "",
+    parameters: Config | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a rotation.
 
@@ -44,7 +47,7 @@ def rotary(
     return fields | {"rotary_scaling": scaling} | _scaling(config, str(scaling), inner)
 
 
-def smollm3_rotary(layer: Layer) -> dict[str, Any]:
+def smollm3_rotary(layer: ConfigLayer) -> dict[str, Any]:
     """Return the fields for SmolLM3: by default every fourth layer has no positions."""
     config = layer.config
     uses_rotary = config.values.get("no_rope_layers")
@@ -56,7 +59,7 @@ def smollm3_rotary(layer: Layer) -> dict[str, Any]:
     return rotary(layer) if uses_rotary[layer.number] else {}
 
 
-def phi3_rotary(layer: Layer) -> dict[str, Any]:
+def phi3_rotary(layer: ConfigLayer) -> dict[str, Any]:
     """Return the fields for Phi-3, whose older names of scaling types mean LongRoPE."""
     inner = _parameters(layer)
     scaling = _scaling_type(inner)
@@ -67,7 +70,7 @@ def phi3_rotary(layer: Layer) -> dict[str, Any]:
     return rotary(layer, partial=_PARTIAL, parameters=inner)
 
 
-def gemma3_rotary(layer: Layer) -> dict[str, Any]:
+def gemma3_rotary(layer: ConfigLayer) -> dict[str, Any]:
     """Return the fields for Gemma 3: layers with a window have another base and no scaling."""
     inner, values = _parameters(layer), layer.config.values
     has_both = not values.get("rope_scaling") and SLIDING in (values.get("rope_parameters") or ())
@@ -77,7 +80,7 @@ def gemma3_rotary(layer: Layer) -> dict[str, Any]:
     return rotary(layer, partial=_PARTIAL, parameters=inner)
 
 
-def _parameters(layer: Layer) -> Config:
+def _parameters(layer: ConfigLayer) -> Config:
     """Return the rotary parameters of this layer, empty if there are none."""
     key = "rope_scaling" if layer.config.values.get("rope_scaling") else "rope_parameters"
     inner = layer.config.inner(key)
@@ -149,7 +152,7 @@ _DIVISORS: Final = {"short_factor": "rotary_short_factors", "long_factor": "rota
 """The keys of LongRoPE's divisors of frequencies, each with its field."""
 
 
-def latent_magnitude(layer: Layer) -> float:
+def latent_magnitude(layer: ConfigLayer) -> float:
     """Return DeepSeek's factor on queries and on keys, which is a part of its scale."""
     inner = _parameters(layer)
     if _scaling_type(inner) in (None, "default") or not inner.values.get("mscale_all_dim"):

@@ -14,7 +14,7 @@ import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights.config import CROSS, DECODER, ENCODER, FULL, SLIDING, Config, Layer
+from attn_export.weights.config import CROSS, DECODER, ENCODER, FULL, SLIDING, Config, ConfigLayer
 from attn_export.weights.config_features import RULES
 from attn_export.weights.source import CONFIG, shown
 
@@ -112,7 +112,7 @@ def _fields_of(config: Config, number: int, role: str) -> dict[str, Any]:
     fields = _dimensions(config, family, role)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
     has_window = _slides(config, family.slides, number)
-    described = Layer(config, role, number, fields["num_heads"], head_dim, has_window)
+    described = ConfigLayer(config, role, number, fields["num_heads"], head_dim, has_window)
     for name in family.rules:
         fields |= RULES[name](described)
     stated_bias = family.bias
