@@ -19,7 +19,7 @@ from attn_export.cases.draw import (
     TRACED_SIZES,
     Interface,
     add_sums,
-    axis_names,
+    bounds,
     draw_inputs,
     may_try,
 )
@@ -332,12 +332,14 @@ class Layer(Subject):
         self.operators, self.function = Operators(None, any_called=False), None
         self.bounds, self.with_least = {}, set[str]()
         inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
-        self.example_sizes = {name: sizes[name] for name in axis_names(inputs, spec.sums)}
-        example = to_torch(draw_inputs(inputs, self.example_sizes, seed_words=("example",)))
+        example = to_torch(draw_inputs(inputs, sizes, seed_words=("example",)))
         subject_checks.check_call(module, example, list(spec.output_shapes()))
         self.tree, self.outputs = InputTree.flatten(example), tuple(spec.output_shapes())
         self.results, self.inputs = Results(self.outputs), dict(self.tree.tensors)
         self.axes = {name: named_axes(input_.shape) for name, input_ in inputs.items()}
+        axes = [axis for of_input in self.axes.values() for axis in of_input.values()]
+        named = {axis: sizes[axis] for axis in (*axes, *bounds(inputs))}
+        self.example_sizes = add_sums(named, self.sums)
 
     @functools.cached_property
     def roles(self) -> Roles:
