@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,12 +126,33 @@ class EncoderCases(CaseMaker):
     hides = False
     """Whether a token that is padding may see nothing; what models make of that differs."""
 
+    of_last: frozenset[str] = frozenset()
+    """The outputs that are read at the last token, be it padding."""
+
+    def find_of_last(self, call: Callable[..., Sequence[torch.Tensor]]) -> None:
+        """Find the outputs that change with the last token alone, which is hidden padding."""
+        ids = self.entry.one("ids")
+        if ids is None or not self.hides:
+            return
+        situation = Situation("of_last", "", (9, 4), (0, 0), "right")
+        inputs = {n: torch.from_numpy(a) for n, a in self.inputs(situation, "of_last").items()}
+        changed = inputs[ids.name].clone()
+        changed[1, -1] = changed[1, 0]
+        try:
+            with torch.inference_mode():
+                one, two = call(**inputs), call(**{**inputs, ids.name: changed})
+        except Exception:  # so many tokens are too many
+            return
+        differ = (not torch.equal(a[1], b[1]) for a, b in zip(one, two, strict=True))
+        self.of_last = frozenset(itertools.compress(self.entry.outputs, differ))
+
     def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
         if not self.entry.one("ids"):
             valid = np.ones_like(valid)
         return super()._case(situation, inputs, valid)
 
     def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
-        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, 0].all():
+        is_read_at = -1 if end.name in self.of_last else 0
+        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, [0, is_read_at]].all():
             return ()  # it may be that of a token that sees nothing
         return super()._judged(end, situation, valid)

@@ -12,7 +12,11 @@ import pytest
 from shared import once
 from test_built_models import worst_error
 from tiny_encoders import BUILT, REFUSED, tiny_encoder
-from transformers import AttentionMaskInterface
+from transformers import (
+    CONFIG_MAPPING,
+    AttentionMaskInterface,
+    ShieldGemma2ForImageClassification,
+)
 
 from attn_export import Subject, build, verify
 from attn_export.commands.main import run
@@ -61,6 +65,23 @@ def test_an_encoder_is_built_from_a_folder_with_its_own_inputs_and_outputs():
     assert [x.name for x in graph.input] == ["input_ids", "attention_mask", "token_type_ids"]
     assert [x.name for x in graph.output] == ["logits"]
     assert [node.op_type for node in graph.node].count("Attention") == 1
+
+
+def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_no_evidence():
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    text |= {"sliding_window": 4, "max_position_embeddings": 96}
+    image = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    image |= {"num_attention_heads": 4, "image_size": 16, "patch_size": 8}
+    config = CONFIG_MAPPING["shieldgemma2"](
+        text_config=text, vision_config=image, mm_tokens_per_image=4, image_token_index=60,
+        boi_token_index=61, eoi_token_index=62, yes_token_index=5, no_token_index=6,
+    )  # fmt: skip
+    model = ShieldGemma2ForImageClassification(config).eval()
+    cases = Subject.from_model(model, text_only=True).plan().cases
+    judged = {case.name: case.judged_rows for case in cases if case.name.startswith("right_")}
+    assert judged
+    assert all(rows == {"logits": (), "probabilities": ()} for rows in judged.values())
 
 
 @pytest.mark.parametrize("dialect", ["", ".portable", ".ort"])

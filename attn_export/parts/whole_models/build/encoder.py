@@ -84,6 +84,7 @@ class BuiltEncoder(Subject):
         outputs = {n: End(n, "value", type_of(model), of) for n, of in self._outputs.items()}
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
+        self._maker.find_of_last(own)
         self.oracle, self.rewrite = self.own_oracle, rewrite_weights
         self.in_float32 = lambda: type(self)(*in_dtype(model, (), "float32"))
 
