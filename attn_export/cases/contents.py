@@ -59,11 +59,6 @@ class DrawnCase:
     sizes: Sizes
     random: np.random.Generator
 
-    @property
-    def in_place(self) -> bool:
-        """Return whether a layer of ours writes its cache in place."""
-        return self.traits.is_attention and "past_length" in self.inputs
-
     def value_names(self) -> Iterator[str]:
         """Yield the names of floating inputs that are no masks."""
         for name, array in self.inputs.items():

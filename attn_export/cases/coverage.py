@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -90,11 +91,9 @@ class Cover:
         by_sizes = [table[self._accepted].any(axis=0) for table in self._by_sizes.values()]
         return np.asarray(np.any([*by_sizes, self._by_contents.any(axis=(0, 1))], axis=0))
 
-    def missed(self, rank: int | None = None) -> list[str]:
+    def missed(self, rank: float = math.inf) -> list[str]:
         """Return the conditions up to a rank that no chosen case meets, though some case could."""
-        missed = (self._open > 0) & self._possible()
-        if rank is not None:
-            missed &= self._ranks <= rank
+        missed = (self._open > 0) & self._possible() & (self._ranks <= rank)
         return [self._names[column] for column in np.flatnonzero(missed)]
 
     def refused(self) -> list[str]:

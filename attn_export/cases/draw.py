@@ -190,11 +190,6 @@ class Interface:
         found = {axis: sizes_from(low, self.bounds.get(axis, ANY)) for axis, low in least}
         return {**self.bounds, **found}
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether it is a layer of ours that writes its cache in place."""
-        return self.traits.is_attention and "past_length" in self.inputs
-
     def case_bytes(self, sizes: Sizes) -> int:
         """Return the size in bytes of a case on disk, with its outputs twice: truth and eager."""
         dtypes = {name: numpy_dtype(input_.dtype) for name, input_ in self.inputs.items()}

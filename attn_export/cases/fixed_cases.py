@@ -58,7 +58,7 @@ def _non_finite_cases(interface: Interface) -> Iterator[Case]:
     for suffix, sizes in sizes_by_suffix.items():
         for kind, value in (("nan", np.nan), ("inf", np.inf)) if names else ():
             drawn = draw_base(interface, sizes)
-            if drawn.in_place:
+            if drawn.traits.in_place:
                 drawn.inputs["past_length"][...] = sizes["past_len"]
             rows = [*_fill_elements(drawn, names, value)]
             about = f"{value} in rows of the batch"
@@ -100,7 +100,7 @@ def _hide_first_key(drawn: DrawnCase) -> Iterator[np.ndarray]:
         return
     mask = inputs["attn_mask"]
     mask[..., 0] = False if mask.dtype == np.bool_ else -np.inf
-    if drawn.in_place:
+    if drawn.traits.in_place:
         inputs["past_length"][...] = drawn.sizes["past_len"]
     if "past_key" in inputs:
         for name in ("past_key", "past_value"):
@@ -145,12 +145,12 @@ def _decode_case(interface: Interface) -> tuple[Case | None, str]:
     if not interface.traits.decodes:
         return None, ""
     for tokens in TOKENS:
-        past = {"past_len": 0} if interface.is_in_place else {}
+        past = {"past_len": 0} if interface.traits.in_place else {}
         sizes = add_sums({"batch": 2, "query_len": tokens, **past}, interface.sums)
         if interface.case_bytes(sizes) <= LONG_BYTES:
             name = f"{WHOLE_DECODE}_{tokens}"
             drawn = draw_inputs(interface.inputs, sizes, seed_words=(WHOLE_DECODE, name))
-            kept = "buffers that grow" if interface.is_in_place else "one state"
+            kept = "buffers that grow" if interface.traits.in_place else "one state"
             about = f"prompt, tokens and chunks, in {kept}"
             return Case(name, WHOLE_DECODE, sizes, drawn, about), ""
     return None, (
@@ -165,17 +165,13 @@ def _distant_case(interface: Interface) -> tuple[Case | None, str]:
     for distance, threshold in sorted(thresholds.items(), reverse=True):
         # Two queries after a long past, or many queries without a past.
         lengths = {"query_len": 2, "past_len": distance + 2}
-        lengths = lengths if _has_cache(interface) else {"query_len": distance + 4}
+        lengths = lengths if interface.traits.has_cache else {"query_len": distance + 4}
         sizes = add_sums({"batch": 1, **lengths}, interface.sums)
         if interface.case_bytes(sizes) <= (threshold.most_bytes or LONG_BYTES):
             drawn = _draw_visible(interface, sizes, "far_keys")
             case = Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
             return case, _note(thresholds, distance)
     return None, _note(thresholds, 0)
-
-
-def _has_cache(interface: Interface) -> bool:
-    return interface.traits.is_attention and "past_key" in interface.inputs
 
 
 def _note(thresholds: Mapping[int, Threshold], reached: int) -> str:
@@ -208,7 +204,7 @@ def far_calls(interface: Interface, budget: int) -> tuple[list[Case], list[str]]
     """Return calls after long pasts in a layer of ours, and a note on those that do not fit."""
     cases: list[Case] = []
     missed: list[str] = []
-    if not _has_cache(interface):
+    if not interface.traits.has_cache:
         return [], []
     for past, queries in blocks.FAR_CALLS:
         batch = 1 if queries == 1 else 2
@@ -235,7 +231,7 @@ def _far_positions(interface: Interface) -> Iterator[Case]:
     """Yield cases with `_FAR_POSITIONS`: one row with all, and, after a past, one row for each."""
     count = len(_FAR_POSITIONS)
     forms = {"far_positions": (1, count), "far_positions_one_query": (count, 1)}
-    has_cache = _has_cache(interface)
+    has_cache = interface.traits.has_cache
     for name, (B, L) in forms.items() if "position_ids" in interface.inputs else ():
         if L > 1 or has_cache:  # without a past, a single key has a weight of 1 anywhere
             sizes = {"batch": B, "query_len": L, **({"past_len": 2} if has_cache else {})}

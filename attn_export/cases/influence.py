@@ -100,7 +100,7 @@ def _change_mask(drawn: DrawnCase) -> None:
 def _own_key(drawn: DrawnCase) -> int:
     """Return the index of the second query's own key in batch element 0; queries come last."""
     inputs = drawn.inputs
-    if drawn.in_place:
+    if drawn.traits.in_place:
         return int(inputs["past_length"][0]) + 1
     S: int = inputs["attn_mask"].shape[-1]
     L: int = inputs["query"].shape[1] if "query" in inputs else S

@@ -209,7 +209,7 @@ def _count_from_padding(drawn: DrawnCase, cache_lengths: np.ndarray, padding: np
 def _cache_lengths(drawn: DrawnCase, mask: _Mask) -> np.ndarray:
     """Return the number of keys of each batch element, `[B]`, or `[1]` if all share the mask."""
     keys, first = mask.array.shape[-1], mask.array.shape[0]
-    if drawn.in_place:
+    if drawn.traits.in_place:
         cache_lengths: np.ndarray = drawn.inputs["past_length"] + drawn.inputs["query"].shape[1]
         return cache_lengths if first == len(cache_lengths) else cache_lengths.min(keepdims=True)
     by_batch = first == drawn.sizes.get("batch") and mask.array.ndim > 1

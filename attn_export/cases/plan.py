@@ -86,7 +86,7 @@ class Groups:
             values = (*values, FUTURE)
         if traits.is_attention and inputs.keys() & {"key", "past_key"}:
             values = (*values, EQUAL_KEYS)
-        return cls(values, masks, LENGTHS if interface.is_in_place else ())
+        return cls(values, masks, LENGTHS if traits.in_place else ())
 
     def content_conditions(self, axes: Sequence[str]) -> list[str]:
         """Return all conditions on contents."""
@@ -278,7 +278,7 @@ def _case(sizes: Sizes, contents: Sequence[Content], interface: Interface) -> Ca
     name = "_".join([*(content.name for content in contents), *shown])
     name = name if contents else "_".join(["shape", *shown])
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
-    if interface.is_in_place and _is_filled(sizes):
+    if interface.traits.in_place and _is_filled(sizes):
         drawn["past_length"][-1] = sizes["past_len"]
     case = DrawnCase(drawn, inputs, interface.traits, sizes, generator("contents", name))
     for content in contents:

@@ -142,6 +142,8 @@ class AttentionSpec(AttentionFields):
             hides_future=self.causal or self.window_right is not None,
             has_latent=self.kv_latent_dim > 0,
             has_softmax=self.kind == SOFTMAX,
+            has_cache=self.has_cache,
+            in_place=self.in_place,
             decodes=grows and not self.turns_by_length,
             thresholds={distance: about for distance, about in self._thresholds() if distance},
         )

@@ -149,6 +149,8 @@ class Traits:
         hides_future: A query does not see later keys.
         has_latent: Keys and values are read from one array.
         has_softmax: Its weights are a softmax of scores.
+        has_cache: Its caches of keys and values are inputs.
+        in_place: Such a cache is written in place, after `past_length` keys.
         decodes: Decoding token by token gives what a run of the whole sequence gives.
         thresholds: What changes with the distance of a key, by the distance in positions.
     """
@@ -157,6 +159,8 @@ class Traits:
     hides_future: bool = False
     has_latent: bool = False
     has_softmax: bool = True
+    has_cache: bool = False
+    in_place: bool = False
     decodes: bool = False
     thresholds: Mapping[int, Threshold] = dataclasses.field(default_factory=dict)
 
