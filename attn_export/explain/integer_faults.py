@@ -101,9 +101,7 @@ def _input(node: onnx.NodeProto, number: int) -> str:
     return node.input[number] if 0 <= number < len(node.input) else ""
 
 
-def _rounded_from(
-    weight: Array, parameters: Sequence[ReferenceStep]
-) -> tuple[str, Array] | None:  # fmt: skip
+def _rounded_from(weight: Array, parameters: Sequence[ReferenceStep]) -> tuple[str, Array] | None:
     """Return the parameter that is most like a weight, and it in the weight's order of axes."""
     best, found = _ALIKE, None
     for step in parameters:
@@ -112,10 +110,8 @@ def _rounded_from(
                 with np.errstate(all="ignore"):  # either may be constant
                     alike = float(np.corrcoef(weight.ravel(), value.ravel())[0, 1])
                 if alike > best:
-                    best, found = (
-                        alike,
-                        (printable(step.operation.removeprefix("model."), 80), value),
-                    )
+                    path = printable(step.operation.removeprefix("model."), 80)
+                    best, found = alike, (path, value)
     return found
 
 

@@ -56,10 +56,6 @@ def in_float32(subject: Subject) -> Subject:
     """Return a subject with its weights and inputs widened to float32."""
     if subject.in_float32 is not None:
         return subject.in_float32()
-    if isinstance(subject, Layer):
-        spec = dataclasses.replace(subject.spec, dtype="float32")
-        module: Any = copy_module(subject.module).float()
-        return Layer(module, spec)
     wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
     float32_subject = Subject(
         copy_module(subject.module).float(), subject.tree.rebuild(wide), subject.axes,
@@ -85,7 +81,7 @@ def export(subject: Subject) -> IrGraph:
     Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
     """
     narrow_dtypes = subject.narrow_dtypes()
-    if narrow_dtypes and not isinstance(subject, Layer) and subject.in_float32 is None:
+    if narrow_dtypes and subject.in_float32 is None:
         _check_same_operations(subject)
     if "bfloat16" not in narrow_dtypes.values():
         return _export(subject)

@@ -26,7 +26,7 @@ from attn_export.cases.draw import (
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError
 from attn_export.export import subject_checks
-from attn_export.export.module_state import weights_of_graph
+from attn_export.export.module_state import copy_module, weights_of_graph
 from attn_export.export.nested import InputTree, Results
 from attn_export.export.operators import Operators, Translations
 from attn_export.export.trees import (
@@ -358,6 +358,11 @@ class Layer(Subject):
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
         return {} if self.spec.dtype == "float32" else super().narrow_dtypes()
+
+    def in_float32(self) -> Layer:
+        """Return the layer with its weights widened to float32."""
+        module: Any = copy_module(self.module).float()
+        return Layer(module, dataclasses.replace(self.spec, dtype="float32"))
 
     def takes(self, sizes: Sizes) -> bool:  # noqa: ARG002 (a layer takes all)
         """Return whether the module runs at these sizes."""

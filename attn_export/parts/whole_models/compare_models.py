@@ -14,6 +14,7 @@ from typing import Any
 
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
+from attn_export.commands.explain_failures import SECONDS
 from attn_export.commands.reference import Reference
 from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.build.model import (
@@ -167,14 +168,11 @@ def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
         values = graph.values(inputs)
     except GraphError:
         return ""
-    oracle, work = reference.oracle(0.0), SearchWork(math.inf if run.search_more else _SEARCHED)
+    oracle, work = reference.oracle(0.0), SearchWork(math.inf if run.search_more else SECONDS)
     steps, truth = oracle.steps(inputs), oracle.truth(inputs)
     fault = integer_fault(graph, values, truth, steps, work.is_over)
     return fault or where_it_leaves(graph, values, steps)
 
-
-_SEARCHED = 20.0
-"""The work of a search for other functions, in seconds of an idle core."""
 
 _VARIANTS = {
     "fp16": 50, **dict.fromkeys(("int8", "uint8", "q8", "quantized"), 20),

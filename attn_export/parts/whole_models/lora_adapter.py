@@ -368,9 +368,8 @@ def other_adapters(model: nn.Module) -> Iterator[Variant]:
     for dtype in (torch.bfloat16, torch.float16):
         for rounds_product in (False, True):
             # peft merges in the type of the base, whatever the graph is exported in afterwards.
-            edits = [
-                *_edits(model, merged, _rounded(dtype, rounds_product), products_only=True)
-            ]  # fmt: skip
+            rounded = _rounded(dtype, rounds_product)
+            edits = [*_edits(model, merged, rounded, products_only=True)]
             name = str(dtype).removeprefix("torch.")
             yield from by_place("adapter type", f"the adapter is merged in {name} in {{}}", edits)
 
