@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
@@ -125,6 +125,48 @@ class Golden:
     tied: Arrays = dataclasses.field(default_factory=dict)
     determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorNames:
+    """Names in a graph by the names in a reference: a module or another graph.
+
+    Attributes:
+        inputs: The names of all inputs, in the order of the reference.
+        outputs: The names of all outputs, in the order of the reference.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    @staticmethod
+    def same(inputs: Iterable[str], outputs: Iterable[str]) -> TensorNames:
+        """Return the names of a graph that has those of the reference."""
+        return TensorNames({name: name for name in inputs}, {name: name for name in outputs})
+
+    def case(self, case: Case) -> Case:
+        """Rename the inputs of a case to the graph's names."""
+        changed = case.name.removeprefix(CHANGED)
+        is_change = case.name.startswith(CHANGED) and changed in self.inputs
+        return dataclasses.replace(
+            case,
+            name=f"{CHANGED}{self.inputs[changed]}" if is_change else case.name,
+            inputs={self.inputs[name]: array for name, array in case.inputs.items()},
+        )
+
+    def golden(self, golden: Golden) -> Golden:
+        """Rename the inputs and outputs of a golden vector to the graph's names."""
+        renamed: dict[str, Any] = {
+            field: {self.outputs[name]: of for name, of in getattr(golden, field).items()}
+            for field in ("expected", "eager", "allowed", "unusable", "tied", "determined")
+        }
+        return dataclasses.replace(golden, case=self.case(golden.case), **renamed)
+
+    def note(self) -> str:
+        """Return a note on the names that differ; "" if none does."""
+        pairs = (*self.inputs.items(), *self.outputs.items())
+        other = [f"{name} is {theirs}" for name, theirs in pairs if name != theirs]
+        return f"in the graph, {', '.join(other)}" if other else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from attn_export.bundle.manifest import (
 from attn_export.commands import bundle_graphs
 from attn_export.commands.build_input import EXAMPLES, GROUPS, SHORT, Buildable, input_options
 from attn_export.commands.bundle_graphs import ALL
+from attn_export.commands.judge_graphs import judge_graphs
 from attn_export.commands.options import (
     BUDGET,
     option,
@@ -31,16 +31,14 @@ from attn_export.commands.options import (
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL, STANDARD, WEIGHTS, check_dialects
 from attn_export.errors import UsageError, printable
-from attn_export.judge.gate import cpu_notes
 from attn_export.quality import Budget
 from attn_export.report.html import write_report
 from attn_export.report.progress import options_of_call
-from attn_export.results import BASE, CHANGED, Report
+from attn_export.results import CHANGED, Report
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import Gate, RunKeywords, RunOptions
 from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
-from attn_export.spec.inputs import BATCH
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
     import click
 
     from attn_export.export.subject import Subject
-    from attn_export.results import Golden
-    from attn_export.truth.oracle import Oracle
 
 WIDE = "in float32"
 """The name in the report of the graph of a float16 or bfloat16 subject in float32."""
@@ -218,10 +214,9 @@ def _judge(
         The report, and the content of the manifest.
     """
     pool.run.progress.phase("exporting")
+    from attn_export.commands.golden_vectors import overflow_notes
     from attn_export.export.export import export
-    from attn_export.judge.judge import undetermined_note
-    from attn_export.judge.replay import buffers_note, judge_pool
-    from attn_export.truth.oracle import Oracle
+    from attn_export.truth.reference import of_subject
 
     exported = export(subject)
 
@@ -235,73 +230,40 @@ def _judge(
         del exported
         gc.collect()
     pool.add(graph.file for graph in graphs)
-    oracle: Any = subject.oracle() if subject.oracle else Oracle(subject)
-    goldens, notes = _golden(folder, subject, oracle, pool)
-    quality = oracle.quality(folder / GOLDEN, goldens, budgets)
-    runs, verdicts, _ = judge_pool(pool, goldens, subject.expected().outputs)
+    reference = of_subject(subject)
+    oracle = reference.oracle(0.0)
+    judged = judge_graphs(folder, folder, pool, reference, oracle, budgets=budgets)
+    goldens, runs, verdicts = judged.goldens, judged.runs, judged.verdicts
+    notes = *subject.notes, *judged.notes, *left_out
     refuted = bundle_graphs.remove_refuted(folder, graphs, verdicts, dialects)
     if refuted:
-        left_out = (*left_out, *refuted.values())
+        notes = *notes, *refuted.values()
         graphs = [graph for graph in graphs if graph.file.name not in refuted]
         runs = tuple(ran for ran in runs if ran.graph not in refuted)
         verdicts = tuple(verdict for verdict in verdicts if verdict.graph not in refuted)
-    if "bfloat16" in subject.narrow_dtypes().values():
-        notes = (*notes, *bundle_graphs.bfloat16_notes(graphs))
+    narrow = subject.narrow_dtypes().values()
+    if "float16" in narrow:
+        cases = [golden.case for golden in goldens]
+        notes = *notes, *overflow_notes(folder / MODEL, cases, notes)
+    if "bfloat16" in narrow:
+        notes = *notes, *bundle_graphs.bfloat16_notes(graphs)
     dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
-    bound = buffers_note(graph.file for graph in graphs)
-    notes = (*notes, *bound, *undetermined_note(goldens), *cpu_notes(verdicts, goldens), *left_out)
     content = bundle_graphs.manifest_of(name, subject, graphs, dtypes)
-    if subject.oracle:  # the caches of the first and the last layer are changed, of others none
-        changed = {golden.case.name.removeprefix(CHANGED) for golden in goldens}
-        content["unchanged"] = [name for name in content["inputs"] if name not in changed]
-    spec = subject.spec.to_toml() if subject.spec else ""
+    changed = {golden.case.name.removeprefix(CHANGED) for golden in goldens}
+    unchanged = [name for name in content["inputs"] if name not in changed]
+    content |= {"unchanged": unchanged} if unchanged else {}
+    spec = subject.files.get(SPEC, b"").decode()
     sizes = dimensions({**content["inputs"], **content["outputs"]}, spec)
-    report = Report(name, runs, verdicts, environment(), notes, dimensions=sizes, quality=quality)
+    report = Report(
+        name, runs, verdicts, environment(), notes, dimensions=sizes, quality=judged.quality
+    )
     if report.passed:
         report = dataclasses.replace(report, notes=(*notes, *oracle.reduce(folder / GOLDEN)))
     return report, content
 
 
-def _golden(
-    folder: Path, subject: Subject, oracle: Oracle, pool: Pool
-) -> tuple[list[Golden], tuple[str, ...]]:
-    """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
-    from attn_export.bundle.golden import fixed_note, tried_note
-    from attn_export.commands.golden_vectors import golden_vectors, overflow_notes
-
-    plan = subject.plan()
-    spec = subject.spec  # only our own layers have whole decodes, which need the axes
-    axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
-    caches = subject.roles.caches
-    start = functools.partial(pool.start, folder, list(subject.inputs), axes, caches=caches)
-    dtypes = subject.narrow_dtypes().values()
-    goldens, notes = golden_vectors(
-        folder / GOLDEN, plan, oracle, start, pool.run.progress, has_narrow_dtypes=bool(dtypes)
-    )
-    if "float16" in dtypes:
-        notes = (*notes, *overflow_notes(folder / MODEL, plan, notes))
-    cases = [golden.case for golden in goldens]
-    on_module: tuple[str, ...] = ()
-    if spec is None:
-        from attn_export.truth.notes import truth_notes
-
-        base = next(case for case in cases if case.name == BASE)
-        inputs = subject.input_descriptions()
-        shapes = {name: described.shape for name, described in inputs.items()}
-        on_module = (*fixed_note(shapes), *truth_notes(oracle, base))
-    return goldens, (
-        *subject.notes,
-        *on_module,
-        *plan.notes,
-        *notes,
-        tried_note(cases, subject.roles.axis(BATCH)),
-    )
-
-
 def _write(folder: Path, subject: Subject, report: Report, content: dict[str, Any]) -> None:
     """Write the files of the bundle other than the graphs and the golden vectors."""
-    if subject.spec is not None:
-        (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
     for name, data in subject.files.items():
         (folder / name).write_bytes(data)
     write_report(folder, report, content)

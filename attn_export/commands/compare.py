@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from attn_export.bundle.manifest import GOLDEN, dimensions, failed_folder, staging
+from attn_export.bundle.manifest import dimensions, failed_folder, staging
 from attn_export.commands.compare_whole import compare_models, compare_quantised
 from attn_export.commands.compared_graph import (
     match_names,
@@ -21,6 +21,7 @@ from attn_export.commands.compared_graph import (
 )
 from attn_export.commands.explain_failures import LONG, SECONDS, explain_failures
 from attn_export.commands.fixed_graphs import fixed_graphs
+from attn_export.commands.judge_graphs import axes_of, caches_of, judge_graphs
 from attn_export.commands.options import (
     BUDGET,
     SEARCH_MORE,
@@ -34,26 +35,23 @@ from attn_export.commands.options import (
     with_help,
 )
 from attn_export.commands.output import Output, output_options
-from attn_export.errors import AttnExportError, UsageError, one_line, printable
+from attn_export.errors import AttnExportError, ExportError, GraphError, UsageError, printable
 from attn_export.graph import Graph
 from attn_export.graph.load import load_proto
-from attn_export.judge.gate import cpu_notes
-from attn_export.results import BASE, Case, Golden, Report
+from attn_export.results import Report, TensorNames
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.schema import TensorSignature
 from attn_export.spec import AttentionSpec
-from attn_export.spec.inputs import BATCH
 from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.commands.reference import Reference
     from attn_export.explain.eager_values import ValueReference
     from attn_export.export.subject import Subject
-    from attn_export.graph.signature_check import TensorNames
+    from attn_export.truth.reference import Reference
 
 _EXAMPLES = (
     "compare --model Llama-3.2-1B --graphs exported",
@@ -178,14 +176,14 @@ def compare(
     Returns:
         The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
     """
-    from attn_export.commands.reference import blamed_on_graph, read_reference
+    from attn_export.truth.graph_reference import read_reference
 
     run, path = RunOptions.of(run), Path(graph)
     check_installed("torch")
     read = functools.partial(read_reference, reference, ranges or {}, relations or {})
-    with blamed_on_graph(reference), _bundle_folder(output) as (folder, publish):
+    with _blamed_on_graph(reference), _bundle_folder(output) as (folder, publish):
         compared = read_compared(path, run.limits)
-        report, complete = judge_graph(folder, compared, run, read, names or {}, inputs)
+        report, complete, reduce = judge_compared(folder, compared, run, read, names or {}, inputs)
         if output is not None or not report.passed:
             try:
                 right = complete()
@@ -199,9 +197,20 @@ def compare(
                     report, folder, folder / path.name, run=run, reference=right,
                     reproduction=reproduction, seconds=SECONDS if right.cause is None else LONG,
                 )  # fmt: skip
-                if output is not None and right.reduce:
-                    report = reduce_bundle(folder, report, right.reduce)
+                if output is not None:
+                    report = reduce_bundle(folder, report, reduce)
         return dataclasses.replace(report, model=publish(report) or path)
+
+
+@contextlib.contextmanager
+def _blamed_on_graph(reference: Any) -> Iterator[None]:
+    """Let what a case cannot show be an error of a graph if the reference is one."""
+    try:
+        yield
+    except ExportError as error:
+        if isinstance(reference, str | Path):
+            raise GraphError(str(error)) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -218,21 +227,22 @@ def _bundle_folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
         yield stage.folder, lambda report: stage.publish(failed=not report.passed)
 
 
-def judge_graph(
+def judge_compared(
     folder: Path,
     compared: Graph[onnx.ModelProto],
     run: RunOptions,
     read: Callable[[], Reference],
     given: Mapping[str, str],
     inputs: Sequence[Any] = (),
-) -> tuple[Report, Callable[[], ValueReference]]:
+) -> tuple[Report, Callable[[], ValueReference], Callable[[Path], tuple[str, ...]]]:
     """Run all cases, and judge them by the reference, which is read while the runtimes start.
 
     `given`: The names in the graph by those of the reference, as the user states them.
     `inputs`: The sources of the user's own inputs.
 
     Returns:
-        The report, and a function that completes the bundle for `explain`.
+        The report, a function that completes the bundle for `explain`, and one that reduces its
+        golden vectors to those that are stored, and returns notes.
     """
     with Pool(run, [compared.file]) as pool:
         run.progress.phase("importing torch")
@@ -243,96 +253,27 @@ def judge_graph(
             )
         names = match_names(compared, reference, given)
         pool.add([compared.file])
-        run.progress.phase("choosing the cases")
-        from attn_export.judge.judge import undetermined_note
-        from attn_export.judge.replay import judge_pool
+        from attn_export.graph.requirements import least_eps, precision_notes
 
-        axes = _axes(reference, names)
-        goldens, notes = _golden(folder, pool, reference, compared, names, inputs)
-        runs, verdicts, quality = judge_pool(pool, goldens, axes)
+        oracle = reference.oracle(least_eps(compared.model))
+        judged = judge_graphs(
+            folder, compared.path.parent.absolute(), pool, reference, oracle, names=names,
+            inputs=inputs,
+        )  # fmt: skip
+    axes, first = axes_of(reference, names), judged.goldens[0]
     taken, given_back = (
         {name: TensorSignature(array.dtype.name, axes[name]) for name, array in arrays.items()}
-        for arrays in (goldens[0].case.inputs, goldens[0].expected)
+        for arrays in (first.case.inputs, first.expected)
     )
+    about = *reference.notes, *filter(None, [names.note()]), *precision_notes(compared.model)
     report = Report(
-        printable(compared.path.stem), runs, verdicts, environment(),
-        (*notes, *undetermined_note(goldens), *cpu_notes(verdicts, goldens)),
-        compared.path, dimensions=dimensions({**taken, **given_back}), quality=quality,
+        printable(compared.path.stem), judged.runs, judged.verdicts, environment(),
+        (*about, *judged.notes), compared.path, dimensions=dimensions({**taken, **given_back}),
+        quality=judged.quality,
     )  # fmt: skip
     ends = taken, given_back
-    return report, functools.partial(_complete, folder, compared, reference, names, ends, report)
-
-
-def _axes(reference: Reference, names: TensorNames) -> dict[str, tuple[str | int, ...]]:
-    """Return the axes of every input and output of the graph, by name."""
-    interface = reference.interface
-    shapes = {names.inputs[n]: described.shape for n, described in interface.inputs.items()}
-    shapes |= {names.outputs[n]: shape for n, shape in interface.output_shapes.items()}
-    # A dynamic axis of an output that is no axis of an input has the name "".
-    return {
-        name: tuple(f"{name}.{at}" if axis == "" else axis for at, axis in enumerate(shape))
-        for name, shape in shapes.items()
-    }
-
-
-def _caches(reference: Reference, names: TensorNames) -> dict[str, str]:
-    """Return the input of the graph that takes an output in the next step, by output."""
-    caches = reference.interface.roles.caches
-    return {names.outputs[output]: names.inputs[source] for output, source in caches.items()}
-
-
-def _golden(
-    folder: Path,
-    pool: Pool,
-    reference: Reference,
-    compared: Graph[onnx.ModelProto],
-    names: TensorNames,
-    inputs: Sequence[Any],
-) -> tuple[list[Golden], tuple[str, ...]]:
-    """Write the cases and run them; return them with their truth, and notes for the report."""
-    from attn_export.bundle.golden import tried_note
-    from attn_export.cases.plan import plan_cases
-    from attn_export.commands.golden_vectors import golden_vectors
-    from attn_export.graph.requirements import least_eps, precision_notes
-
-    model = compared.model
-    oracle = reference.oracle(least_eps(model))
-    plan = reference.plan or plan_cases(reference.interface, reference.takes, reference.weights)
-    cases, left_out = reference.computable(oracle, plan.cases)
-    own = _own_cases(reference, oracle, names, inputs)
-    plan = dataclasses.replace(plan, cases=(*cases, *own))
-    start = functools.partial(
-        pool.start, compared.path.parent.absolute(), list(names.inputs.values()),
-        _axes(reference, names), caches=_caches(reference, names),
-    )  # fmt: skip
-    goldens, notes = golden_vectors(
-        folder / GOLDEN, plan, oracle, start, pool.run.progress,
-        has_narrow_dtypes=reference.has_narrow_dtypes, names=names,
-    )  # fmt: skip
-    base = next(case for case in cases if case.name == BASE)
-    return goldens, (
-        *reference.notes, *filter(None, [names.note()]), *precision_notes(model), *left_out,
-        *plan.notes, *notes, *reference.notes_on(oracle, base),
-        tried_note([golden.case for golden in goldens], reference.interface.roles.axis(BATCH)),
-    )  # fmt: skip
-
-
-def _own_cases(
-    reference: Reference, oracle: Any, names: TensorNames, inputs: Sequence[Any]
-) -> list[Case]:
-    """Return the cases of the user's own inputs, which the reference must be able to compute."""
-    from attn_export.commands.given_inputs import own_cases
-
-    cases = own_cases(inputs, reference.interface, names.inputs, reference.whose)
-    run = oracle.eager if reference.path is None else oracle.values
-    for case in cases:
-        try:
-            run(case.inputs)
-        except Exception as error:  # as various as modules
-            raise UsageError(
-                f"--inputs {case.about}: {reference.whose} refuses them: {one_line(error)}"
-            ) from error
-    return cases
+    complete = functools.partial(_complete, folder, compared, reference, names, ends, report)
+    return report, complete, reference.reduce or oracle.reduce
 
 
 def _complete(
@@ -351,12 +292,12 @@ def _complete(
         # A graph of the same names shows `explain` the first wrong value.
         file = replace(compared.file, name=OTHER)
         graphs = [Graph(load_proto(reference.path), file, reference.path), compared]
-    write_bundle(folder, graphs, ends, report, _caches(reference, names))
+    write_bundle(folder, graphs, ends, report, caches_of(reference, names))
 
     def steps(inputs: Mapping[str, Any]) -> Any:
         # Copies, because torch requires writable arrays.
         named = {name: inputs[other].copy() for name, other in names.inputs.items()}
         return reference.oracle(0.0).steps(named)
 
-    how = reference.cause, reference.reduce, reference.is_float_model
+    how = reference.cause, reference.is_float_model
     return ValueReference(reference.whose, steps, *how)

@@ -13,7 +13,7 @@ from attn_export.bundle.manifest import GOLDEN, manifest_content
 from attn_export.errors import UsageError, printable
 from attn_export.graph import Graph
 from attn_export.report.html import write_report
-from attn_export.results import CHANGED, Report
+from attn_export.results import CHANGED, Report, TensorNames
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import GraphFile, TensorSignature
@@ -23,8 +23,7 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.commands.reference import Reference
-    from attn_export.graph.signature_check import TensorNames
+    from attn_export.truth.reference import Reference
 
 
 def read_compared(path: Path, limits: Limits) -> Graph[onnx.ModelProto]:
@@ -44,7 +43,6 @@ def match_names(
 ) -> TensorNames:
     """Return all names in a graph by those of a reference, after its inputs and outputs match."""
     from attn_export.graph.signature_check import (
-        TensorNames,
         inputs_of,
         match_graph_file,
         matched_names,
@@ -129,8 +127,10 @@ def reduce_bundle(
     folder: Path, report: Report, reduce: Callable[[Path], tuple[str, ...]]
 ) -> Report:
     """Reduce the golden vectors of a bundle, and return the report with notes on it."""
-    report = dataclasses.replace(report, notes=(*report.notes, *reduce(folder / GOLDEN)))
-    write_report(folder, report, manifest_content(folder))
+    notes = reduce(folder / GOLDEN)
+    if notes:
+        report = dataclasses.replace(report, notes=(*report.notes, *notes))
+        write_report(folder, report, manifest_content(folder))
     return report
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.commands.compare import judge_graph
+from attn_export.commands.compare import judge_compared
 from attn_export.commands.compared_graph import read_compared
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.options import (
@@ -117,11 +117,11 @@ def _explain_graph(
 ) -> Explanation:
     """Explain why a runtime's outputs for a graph differ from a module's; see `explain`."""
     from attn_export.commands.explain_bundle import explain
-    from attn_export.commands.reference import read_reference
+    from attn_export.truth.graph_reference import read_reference
 
     check_installed("torch")
     compared = read_compared(graph, run.limits)
     with scratch() as folder:
         read = functools.partial(read_reference, module, {}, {})
-        _, complete = judge_graph(folder, compared, run, read, {})
+        _, complete, _ = judge_compared(folder, compared, run, read, {})
         return explain(folder, run, graph=folder / graph.name, reference=complete(), **options)

@@ -19,13 +19,12 @@ from attn_export.cases.mask_contents import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
 from attn_export.parts import parts
 from attn_export.quality import Budget
-from attn_export.results import BASE, CHANGED, Case, Golden
+from attn_export.results import BASE, CHANGED, Case, Golden, TensorNames
 from attn_export.runtimes.run_options import Progress
 
 if TYPE_CHECKING:
     from attn_export.cases.plan import Plan
     from attn_export.export.subject import Subject
-    from attn_export.graph.signature_check import TensorNames
     from attn_export.truth.allowed import TruthSource
 
 
@@ -92,14 +91,14 @@ _MOST_SETS = 3
 """The number of cases in which a part looks for values that leave float16."""
 
 
-def overflow_notes(graph: Path, plan: Plan, notes: Sequence[str]) -> tuple[str, ...]:
+def overflow_notes(graph: Path, cases: Sequence[Case], notes: Sequence[str]) -> tuple[str, ...]:
     """Return what a part says on the values that leave float16, if a note says that some do."""
     module = next((part.overflows for part in parts() if part.overflows), None)
     if module is None or not graph.exists() or not any(LOUD in note for note in notes):
         return ()
     from attn_export.bundle.quality_vectors import is_plain  # few builds need it
 
-    sets = [case.inputs for case in plan.cases if is_plain(case)][:_MOST_SETS]
+    sets = [case.inputs for case in cases if is_plain(case)][:_MOST_SETS]
     found: tuple[str, ...] = import_module(module).overflow_notes(graph, sets)
     return found
 

@@ -43,6 +43,7 @@ class Truth:
     ) -> None:
         system_info.check_installed("torch")
         progress.phase("importing torch")
+        self._spec = None if module is not None else bundle_spec(folder, manifest)
         if module is not None:
             from attn_export.export.user_module import load_subject
 
@@ -50,10 +51,10 @@ class Truth:
             dtype = _integers_of(folder, manifest, self.subject)
             if dtype:
                 self.subject = self.subject.with_weights(dtype)
-        elif (spec := bundle_spec(folder, manifest)) is not None:
+        elif self._spec is not None:
             from attn_export.export.subject import Subject
 
-            self.subject = Subject.from_graph(spec, folder / MODEL)
+            self.subject = Subject.from_graph(self._spec, folder / MODEL)
         else:
             raise UsageError(
                 f"{folder} is of a module of your own: give --module PATH.py:FUNCTION, which the "
@@ -61,9 +62,10 @@ class Truth:
             )
         self.progress, self._bundle = progress, folder
         _check_names(self.subject, manifest, module)
-        from attn_export.truth.oracle import Oracle
+        from attn_export.truth.reference import of_subject
 
-        self._oracle = Oracle(self.subject)
+        self._reference = of_subject(self.subject)
+        self._oracle = self._reference.oracle(0.0)
 
     def recompute(
         self, stored: GoldenEvidence, versions: Mapping[str, str], folder: Path, start: Start
@@ -75,10 +77,9 @@ class Truth:
         """
         from attn_export.commands.golden_vectors import golden_vectors
 
-        subject = self.subject
         goldens, _ = golden_vectors(
-            folder, subject.plan(), self._oracle, start, self.progress,
-            has_narrow_dtypes=bool(subject.narrow_dtypes()),
+            folder, self._reference.plan(), self._oracle, start, self.progress,
+            has_narrow_dtypes=self._reference.has_narrow_dtypes,
         )  # fmt: skip
         reduced = self._reduced(goldens, folder)
         differences = [*compare_cases(reduced, stored.goldens), *self._of_quality(stored.quality)]
@@ -124,7 +125,7 @@ class Truth:
 
     def _of_quality(self, stored: Quality | None) -> list[Difference]:
         """Return how a stored distance from the float model differs from that of a build."""
-        spec = self.subject.spec
+        spec = self._spec
         if stored is None or spec is None or spec.weights_dtype == "none":
             return []
         from attn_export.export.quantised_linears import default_budget

@@ -16,7 +16,6 @@ from attn_export.bundle.golden import (
     check_evidence,
     read_golden,
     stored_cases,
-    tried_note,
     with_inputs,
 )
 from attn_export.bundle.manifest import (
@@ -37,7 +36,7 @@ from attn_export.commands.options import BUDGET, limit_own_memory, option, run_o
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError
-from attn_export.judge.gate import apply_baseline, cpu_notes, read_baseline, write_baseline
+from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
 from attn_export.quality import Budget
 from attn_export.report.progress import options_of_call
 from attn_export.results import Report, StoredCase
@@ -198,7 +197,6 @@ class _Opened:
     folder: Path
     check: BundleCheck
     manifest: Manifest
-    files: Sequence[GraphFile]
     pool: Pool
 
 
@@ -213,7 +211,7 @@ def _opened(
         manifest = read_manifest(folder)
         files = [_described(replacement, manifest)] if replacement else [*manifest.graphs.values()]
         with Pool(run, files) as pool:
-            yield _Opened(folder, check, manifest, files, pool)
+            yield _Opened(folder, check, manifest, pool)
 
 
 def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) -> Report:
@@ -227,21 +225,16 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     evidence = evidence_of(folder, manifest, pool, start)
     signature = opened.check()
     facts = environment()
-    from attn_export.judge.judge import undetermined_note
-    from attn_export.judge.replay import buffers_note, judge_pool
+    from attn_export.commands.judge_graphs import judge_goldens
 
     spec = spec_text(folder, manifest)
     if replacement is None:
         _check_claims(folder, manifest, spec, pool)
-    runs, verdicts, quality = judge_pool(pool, evidence.goldens, axes)
-    notes = (
-        tried_note([golden.case for golden in evidence.goldens], manifest.batch),
-        *buffers_note(opened.files),
-        *undetermined_note(evidence.goldens), *cpu_notes(verdicts, evidence.goldens),
-        *evidence.notes, *(claim_notes(quality, pool.run.budgets, "") if quality else ()),
-    )  # fmt: skip
+    judged = judge_goldens(pool, evidence.goldens, axes, manifest.batch)
+    quality, notes = judged.quality, (*judged.notes, *evidence.notes)
     report = Report(
-        manifest.name, (*evidence.runs, *runs), (*evidence.verdicts, *verdicts), facts, notes,
+        manifest.name, (*evidence.runs, *judged.runs), (*evidence.verdicts, *judged.verdicts),
+        facts, (*notes, *(claim_notes(quality, pool.run.budgets, "") if quality else ())),
         dimensions=dimensions(manifest.ends, spec),
         error=evidence.error, quality=quality or evidence.quality, signature=signature,
     )  # fmt: skip

@@ -11,7 +11,6 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
@@ -63,15 +62,12 @@ class ValueReference:
         cause: Searches for the change of the reference under which it gives the outputs of a case.
             It takes the case with its truth, the outputs, and a function that returns whether the
             time is over. None if the graph may be of another model than the reference.
-        reduce: Reduces the golden vectors in a folder to those that are stored, and returns notes.
-            None if all are.
         is_float_model: Whether a quantised graph has none of its values: nothing is explained.
     """
 
     name: str = "the bundle's"
     steps: Callable[[Mapping[str, Array]], Sequence[ReferenceStep]] | None = None
     cause: Callable[[Golden, Arrays, OutOfTime], Cause | None] | None = None
-    reduce: Callable[[Path], tuple[str, ...]] | None = None
     is_float_model: bool = False
 
 

@@ -15,6 +15,7 @@ from torch.export import Dim
 
 from attn_export.attention import Attention, seeded_attention
 from attn_export.attention.positions import NARROW
+from attn_export.bundle.manifest import SPEC
 from attn_export.cases.draw import (
     TRACED_SIZES,
     Interface,
@@ -72,22 +73,22 @@ class Subject:
         translations: Functions in place of operators of others: ``{"theirs::attend": function}``.
 
     Attributes:
-        spec: The spec of the module, if it is a layer of ours.
         traits: What is known of how the module computes.
         sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
         bounds: The sizes of axes that have bounds; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
         encoder: The subject of the encoder, if this is the decoder of an encoder-decoder.
-        oracle: Returns the source of the truth if the module is not. `files` go into the bundle.
+        oracle: Returns the source of the truth, from the least eps of the dtypes in the graphs, if
+            the module is not the source.
+        files: Files of the bundle, by name.
 
     Raises:
         UsageError: If names or axes do not match each other or the module.
         ExportError: If a submodule is in train mode, or the module keeps state between calls.
     """
 
-    spec: AttentionSpec | None = None
     traits = Traits()
-    oracle: Callable[[], Any] | None = None
+    oracle: Callable[[float], Any] | None = None
     files: Mapping[str, bytes] = {}
     rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
     has_narrow_caches = False  # beside a model in float32
@@ -269,9 +270,9 @@ class Subject:
         ends = self.input_descriptions(), self.output_shapes()
         return Interface(*ends, self.traits, self.sums, self.bounds, self.roles)
 
-    def plan(self) -> Plan:
-        """Return the test cases of the subject."""
-        return plan_cases(self.interface(), self.takes, self.weights())
+    def plan(self, interface: Interface | None = None) -> Plan:
+        """Return the test cases of the subject, by default for its own interface."""
+        return plan_cases(interface or self.interface(), self.takes, self.weights())
 
     def weights(self) -> int:
         """Return the number of weights of the module."""
@@ -340,6 +341,7 @@ class Layer(Subject):
         axes = [axis for of_input in self.axes.values() for axis in of_input.values()]
         named = {axis: sizes[axis] for axis in (*axes, *bounds(inputs))}
         self.example_sizes = add_sums(named, self.sums)
+        self.files = {SPEC: spec.to_toml().encode()}
 
     @functools.cached_property
     def roles(self) -> Roles:

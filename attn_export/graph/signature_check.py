@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from attn_export.errors import GraphError
-from attn_export.results import CHANGED, Case, Golden
 from attn_export.schema import GraphFile
 from attn_export.spec import Shape
 
@@ -145,54 +143,3 @@ def _listed(names: Sequence[str]) -> str:
 
 def _shown(name: str) -> str:
     return name if name.isidentifier() else repr(name)
-
-
-# -- names in a graph by those of a reference ---------------------------------------------------
-
-T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorNames:
-    """Names in a graph by the names in a reference: a module or another graph.
-
-    Attributes:
-        inputs: The names of all inputs, in the order of the reference.
-        outputs: The names of all outputs, in the order of the reference.
-    """
-
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-    def case(self, case: Case) -> Case:
-        """Rename the inputs of a case to the graph's names."""
-        changed = case.name.removeprefix(CHANGED)
-        is_change = case.name.startswith(CHANGED) and changed in self.inputs
-        return dataclasses.replace(
-            case,
-            name=f"{CHANGED}{self.inputs[changed]}" if is_change else case.name,
-            inputs={self.inputs[name]: array for name, array in case.inputs.items()},
-        )
-
-    def golden(self, golden: Golden) -> Golden:
-        """Rename the inputs and outputs of a golden vector to the graph's names."""
-
-        def renamed(values: Mapping[str, T]) -> dict[str, T]:
-            return {self.outputs[name]: value for name, value in values.items()}
-
-        return Golden(
-            self.case(golden.case),
-            renamed(golden.expected),
-            renamed(golden.eager),
-            renamed(golden.allowed),
-            renamed(golden.unusable),
-            renamed(golden.tied),
-            renamed(golden.determined),
-            budgets=golden.budgets,
-        )
-
-    def note(self) -> str:
-        """Return a note on the names that differ; "" if none does."""
-        pairs = (*self.inputs.items(), *self.outputs.items())
-        other = [f"{name} is {theirs}" for name, theirs in pairs if name != theirs]
-        return f"in the graph, {', '.join(other)}" if other else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -86,6 +86,11 @@ class Pool:
                 here = not self._unavailable[selected.name]
                 if here and (selected.name, file.name) in self._reasons:
                     yield selected, file
+
+    @property
+    def files(self) -> Collection[GraphFile]:
+        """The descriptions of the graphs."""
+        return self._graph_files.values()
 
     def file_of(self, graph: str) -> GraphFile:
         """Return the description of a graph."""

@@ -6,6 +6,8 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +27,10 @@ from attn_export.schema import Allowed
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 from attn_export.truth.non_finite import determined_rows
+
+if TYPE_CHECKING:
+    from attn_export.float64 import ReferenceStep
+    from attn_export.quality import Budget, Quality
 
 RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
 """Pairs of a number of rows, and the number of random runs for outputs of at most so many rows. The
@@ -116,6 +122,16 @@ def build_golden(
         if reason:
             unusable[name] = reason
     return Golden(case, expected, eager, allowed, unusable, determined=determined)
+
+
+def budgeted_golden(
+    case: Case, eager: Arrays, truth: Arrays, budgets: tuple[Budget, ...]
+) -> Golden:
+    """Return a case with its truth, which allows any error: budgets alone judge it."""
+    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
+    any_error = Allowed(math.inf, math.inf)
+    allowed = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
+    return Golden(case, expected, eager, allowed, {}, determined=case.judged_rows, budgets=budgets)
 
 
 def _noise(
@@ -241,8 +257,36 @@ class TruthSource(abc.ABC):
         """Return a case with its truth, eager's outputs, and the error allowed for each."""
 
     @abc.abstractmethod
+    def truth(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of the float64 run."""
+
+    @abc.abstractmethod
+    def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Return the outputs of a run in the types of the graph; raises at inputs it refuses."""
+
+    @abc.abstractmethod
+    def steps(self, inputs: Arrays) -> list[ReferenceStep]:
+        """Return every operation of the float64 run, after the inputs and weights."""
+
+    @abc.abstractmethod
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
+
+    def computable(self, cases: Sequence[Case]) -> tuple[Sequence[Case], tuple[str, ...]]:
+        """Return the cases whose truth can be computed, and notes on the others."""
+        return cases, ()
+
+    def notes(self, case: Case) -> tuple[str, ...]:  # noqa: ARG002 (of a module)
+        """Return notes on the truth for the reader of a report, as seen in a case."""
+        return ()
+
+    def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:
+        """Return the distance from the float model; None, as there is none."""
+        return None
+
+    def reduce(self, folder: Path) -> tuple[str, ...]:  # noqa: ARG002 (of a module)
+        """Reduce the golden vectors in a folder to what is stored of them, and return notes."""
+        return ()
 
     def has_short_rows(self) -> bool:
         """Return whether all elements of a row of some output may nearly vanish at once."""

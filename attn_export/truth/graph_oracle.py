@@ -82,18 +82,25 @@ class GraphOracle(TruthSource):
         note = f"left out, since {self._name} does not take them: {first_few(left_out)}"
         return computed, (note,)
 
-    def values(self, inputs: Arrays) -> Values:
-        """Return the values of a run in float64."""
-        return self._evaluation.values(inputs)
+    def truth(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of the float64 run."""
+        return self._evaluation.outputs_of(self._evaluation.values(inputs))
+
+    def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Return the outputs of a run that rounds each value to the graph's own type."""
+        return self._narrowed(self._evaluation.rounded_values(inputs, self._dtype))
+
+    def _narrowed(self, values: Values) -> dict[str, np.ndarray]:
+        return {
+            name: a.astype(self._dtype) if is_floating(a.dtype) else a
+            for name, a in self._evaluation.outputs_of(values).items()
+        }
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, the graph's own outputs, and the error allowed."""
         evaluation = self._evaluation
         rounded = evaluation.rounded_values(case.inputs, self._dtype)
-        eager = {
-            name: a.astype(self._dtype) if is_floating(a.dtype) else a
-            for name, a in evaluation.outputs_of(rounded).items()
-        }
+        eager = self._narrowed(rounded)
         decided = self._decisions(case.inputs, rounded)
 
         def truth_of(inputs: Arrays) -> Arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 
 from attn_export.cases.draw import generator
 from attn_export.errors import first_few
+from attn_export.export.subject import Subject
 from attn_export.measures import eps, measure
 from attn_export.results import Case
 from attn_export.rule import EAGER
 from attn_export.source_location import is_user_file, show
 from attn_export.spec.inputs import BATCH
 from attn_export.tensorfile import is_floating
-from attn_export.truth.oracle import Oracle
+from attn_export.truth.allowed import TruthSource
+from attn_export.truth.float64_mode import ComputeInFloat64
 
 # -- calls by which a module tests whether it is being exported or compiled ---------------------
 
@@ -64,26 +66,29 @@ FAR = 256
 """The distance of a module from its truth above which there is a note, in units of eps."""
 
 
-def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return notes on the truth of a user's module; none for a layer of ours."""
-    if oracle.subject.traits.is_attention:
-        return ()
+def truth_notes(
+    oracle: TruthSource, subject: Subject, widening: ComputeInFloat64 | None, case: Case
+) -> tuple[str, ...]:
+    """Return notes on the truth of a module, as seen in a case.
+
+    `widening`: The mode in which its float64 copy runs.
+    """
     return (
-        *oracle.subject.operators.notes(),
+        *subject.operators.notes(),
         *_far_from_truth(oracle, case),
-        *_precision_notes(oracle, case),
-        *_mixing_notes(oracle, case),
+        *_precision_notes(oracle, widening, case),
+        *_mixing_notes(oracle, subject, case),
         *_export_notes(oracle, case),
     )
 
 
-def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator[str]:
     """Yield a note if the elements of a batch depend on one another.
 
     An axis that the user calls ``batch`` counts as one here, whatever it does.
     """
-    axes = oracle.subject.axes
-    batch = BATCH if BATCH in case.sizes else oracle.subject.roles.axis(BATCH)
+    axes = subject.axes
+    batch = BATCH if BATCH in case.sizes else subject.roles.axis(BATCH)
     names = {n for n, a in case.inputs.items() if axes[n].get(0) == batch and is_floating(a.dtype)}
     count = case.sizes.get(batch, 1)
     if not names or count < 2:
@@ -104,7 +109,7 @@ def _mixing_notes(oracle: Oracle, case: Case) -> Iterator[str]:
             return
 
 
-def _export_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+def _export_notes(oracle: TruthSource, case: Case) -> Iterator[str]:
     """Yield a note if the module tests whether it is being exported."""
     calls = _find_export_tests(lambda: oracle.eager(case.inputs))
     if calls:
@@ -114,7 +119,7 @@ def _export_notes(oracle: Oracle, case: Case) -> Iterator[str]:
         )
 
 
-def _far_from_truth(oracle: Oracle, case: Case) -> Iterator[str]:
+def _far_from_truth(oracle: TruthSource, case: Case) -> Iterator[str]:
     eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
     for name, e in eager.items():
         if is_floating(e.dtype):
@@ -127,9 +132,11 @@ def _far_from_truth(oracle: Oracle, case: Case) -> Iterator[str]:
                 return
 
 
-def _precision_notes(oracle: Oracle, case: Case) -> Iterator[str]:
+def _precision_notes(
+    oracle: TruthSource, widening: ComputeInFloat64 | None, case: Case
+) -> Iterator[str]:
     error = precision(oracle, case)
-    lines = [line for line in oracle.widening.lines if line] if oracle.widening else []
+    lines = [line for line in widening.lines if line] if widening else []
     error_text = f"{error:.0e} in relative L2"
     if lines:
         yield (
@@ -140,7 +147,7 @@ def _precision_notes(oracle: Oracle, case: Case) -> Iterator[str]:
         yield f"the float64 truth is itself good to {error_text} only"
 
 
-def precision(oracle: Oracle, case: Case) -> float:
+def precision(oracle: TruthSource, case: Case) -> float:
     """Return an estimate of the relative L2 error of the truth itself.
 
     For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
@@ -153,7 +160,7 @@ def precision(oracle: Oracle, case: Case) -> float:
         if is_floating(array.dtype)
     }
 
-    def moved(sign: int) -> dict[str, np.ndarray]:
+    def moved(sign: int) -> Mapping[str, np.ndarray]:
         x = case.inputs
         moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
         return oracle.truth({**x, **moved})

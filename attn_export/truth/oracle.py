@@ -28,7 +28,7 @@ from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH
 from attn_export.tensorfile import is_floating
-from attn_export.truth.allowed import TruthSource, build_golden, run_count
+from attn_export.truth.allowed import TruthSource, budgeted_golden, build_golden, run_count
 from attn_export.truth.float64_mode import (
     ComputeInFloat64,
     widened_arrays,
@@ -55,6 +55,9 @@ _LARGE_CASE = 60_000
 """Modules with fewer parameters run on one thread, except in cases with inputs of so many elements:
 handing over smaller matrices takes as long as computing them."""
 
+_FLOAT_BYTES = GOLDEN_BYTES // 2
+"""The most bytes of outputs of a float model that are stored, with evidence beside them."""
+
 _SAMPLED_CASE = 8_000
 """The number of elements of random inputs from which on one batch element is run with random
 rounding."""
@@ -64,6 +67,8 @@ class Oracle(TruthSource):
     """Source of the expected outputs of a subject.
 
     `subject`: The subject; its module is copied to float64 once, except for large weights.
+    `module`: The float module from which `budgets` limit the distance of one of other weights;
+        default: the subject's.
 
     Attributes:
         precise: The float64 copy.
@@ -76,9 +81,10 @@ class Oracle(TruthSource):
     exactly: Collection[str] = ()
 
     def __init__(
-        self, subject: Subject, least_eps: float = 0.0, module: nn.Module | None = None
-    ) -> None:
-        self.subject = subject
+        self, subject: Subject, least_eps: float = 0.0, module: nn.Module | None = None,
+        budgets: tuple[Budget, ...] = (),
+    ) -> None:  # fmt: skip
+        self.subject, self.budgets = subject, budgets
         self._least_eps, self.is_narrower = least_eps, least_eps > 0
         try:
             self.precise = widened_copy(module or subject.module)
@@ -102,7 +108,10 @@ class Oracle(TruthSource):
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, eager's outputs, and the error allowed for each."""
         with self._threads_for(case):
-            return self._golden(case)
+            if not self.budgets:
+                return self._golden(case)
+            eager, truth = self.eager(case.inputs), self.truth(case.inputs)
+            return budgeted_golden(case, eager, truth, self.budgets)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case: a module rounds to no narrower type inside."""
@@ -113,6 +122,17 @@ class Oracle(TruthSource):
         is_large = _input_size(case) >= _LARGE_CASE or self._size >= ONE_THREAD_BELOW
         return threads(torch.get_num_threads() if is_large else 1)
 
+    def notes(self, case: Case) -> tuple[str, ...]:
+        """Return notes on the truth of a user's module; none on a layer of ours."""
+        if self.subject.traits.is_attention:
+            return ()
+        from attn_export.bundle.golden import fixed_note
+        from attn_export.truth.notes import truth_notes
+
+        inputs = self.subject.input_descriptions()
+        shapes = {name: described.shape for name, described in inputs.items()}
+        return (*fixed_note(shapes), *truth_notes(self, self.subject, self.widening, case))
+
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""
         from attn_export.truth.stored_evidence import reduce_if_large
@@ -121,25 +141,30 @@ class Oracle(TruthSource):
 
     def quality(
         self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
-    ) -> Quality | None:
-        """Return the distance from the weights before rounding, and store the outputs of these."""
-        linears = self.subject.linears
-        if linears is None:
-            return None
-        from attn_export.bundle.quality_vectors import (
-            measure_outputs,
-            quality_cases,
-            write_quality,
-        )
+    ) -> Quality:
+        """Return the distance from the weights before rounding, and store them if small."""
+        from attn_export.bundle.quality_vectors import measure_outputs, write_quality
 
-        numbers = quality_cases(goldens)
+        numbers = self._measured_cases(goldens)
         chosen = [goldens[number] for number in numbers]
-        with linears.as_before(self.subject.module):
+        with self._as_before():
             before = Oracle(self.subject)
             floats = [before.truth(golden.case.inputs) for golden in chosen]
         quality, stored = measure_outputs(floats, chosen, budgets)
-        write_quality(folder, numbers, stored, quality)
+        if sum(array.nbytes for outputs in stored for array in outputs.values()) <= _FLOAT_BYTES:
+            write_quality(folder, numbers, stored, quality)
         return quality
+
+    def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
+        """Return the indices of the cases in which the distance is measured."""
+        from attn_export.bundle.quality_vectors import quality_cases
+
+        return quality_cases(goldens)
+
+    def _as_before(self) -> AbstractContextManager[None]:
+        """Let the module have its weights before rounding in this block."""
+        assert self.subject.linears is not None, "no integers, and so no budget"
+        return self.subject.linears.as_before(self.subject.module)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)

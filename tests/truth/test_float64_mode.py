@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_export import Subject, build
 from attn_export.results import Case
-from attn_export.truth.notes import POOR, precision, truth_notes
+from attn_export.truth.notes import POOR, precision
 from attn_export.truth.oracle import Oracle
 
 X = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
@@ -77,10 +77,11 @@ def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):
     assert "with a precision of " in note
 
 
-def test_a_module_that_asks_for_nothing_has_no_note():
+def test_a_module_that_asks_for_nothing_has_no_note_on_its_truth():
     linear = Subject(nn.Linear(16, 4).eval(), {"input": X}, {}, ["y"])
     given = Case("base", "probe", {}, {"input": X.numpy()}, "")
-    assert truth_notes(Oracle(linear), given) == ()
+    (note,) = Oracle(linear).notes(given)
+    assert note.startswith("no other size was tried")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

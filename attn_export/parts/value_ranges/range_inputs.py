@@ -10,7 +10,6 @@ from onnx import ValueInfoProto
 
 from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.commands.given_inputs import fitting, read_given
-from attn_export.commands.reference import GraphRuns
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.float64.bounded import refuse_unfit
 from attn_export.float64.evaluate import Values
@@ -21,6 +20,7 @@ from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
 from attn_export.tensorfile import Array
+from attn_export.truth.graph_reference import GraphRuns
 
 _MOST_SETS = 32
 """The largest number of stored cases that are used."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -15,7 +14,6 @@ from typing import Any
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.compare import compare
 from attn_export.commands.explain_failures import SECONDS
-from attn_export.commands.reference import Reference
 from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.build.model import (
     built_graphs,
@@ -25,11 +23,8 @@ from attn_export.parts.whole_models.build.model import (
 from attn_export.parts.whole_models.compare_quantised import compare_quantised
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
 from attn_export.parts.whole_models.integer_weights import (
-    integers_note,
     quantised_operators,
-    read_integers,
-    with_float_products,
-    with_integers,
+    strict_judgement,
 )
 from attn_export.parts.whole_models.loaded_model import (
     in_dtype,
@@ -43,6 +38,7 @@ from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read
 from attn_export.quality import OF_LOGITS, Budget, is_logits
 from attn_export.results import CHANGED, Report
 from attn_export.runtimes.run_options import RunOptions
+from attn_export.truth.reference import Reference
 from attn_export.truth.stored_evidence import (
     MOST_BYTES,
     reduce_evidence,
@@ -161,8 +157,8 @@ def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
     from attn_export.explain.integer_faults import integer_fault
     from attn_export.float64.evaluate import Evaluation
 
-    cases = reference.plan.cases if reference.plan else ()
-    inputs = {name: array.copy() for name, array in cases[0].inputs.items()}
+    base = reference.plan().cases[0]
+    inputs = {name: array.copy() for name, array in base.inputs.items()}
     try:
         graph = Evaluation.load(path)
         values = graph.values(inputs)
@@ -262,22 +258,13 @@ def _compare_strictly(
         why = () if report.passed else (advice,)
         return dataclasses.replace(report, explanations=why), ()
     run.progress.phase("reading the integers of the graph")
-    stored = read_integers(entry.path)
-    changed, problem = (None, stored.problem) if stored.problem else with_integers(model, stored)
-    if changed is None:
-        return None, [f"{entry.phase}: judged by the budget alone: {problem}"]
-    note = f"{entry.phase}: judged by the model with the integers of {integers_note(stored)}"
-    with contextlib.ExitStack() as stack:
-        path = entry.path
-        if stored.rounds_inputs:
-            path = stack.enter_context(with_float_products(path))
-            note += (
-                ", in a copy of the graph with accuracy_level 1: its kernels may round inputs of "
-                "products, which the budget judges"
-            )
+    with strict_judgement(model, entry.path) as (changed, path, note):
+        told = [f"{entry.phase}: {note}"]
+        if changed is None:
+            return None, told
         read = functools.partial(reference, changed, entry)
         report = _compare(read, path, plain, output)
-        return dataclasses.replace(report, model=entry.path), [note]
+        return dataclasses.replace(report, model=entry.path), told
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

@@ -9,36 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attn_export.bundle.quality_vectors import is_plain
-from attn_export.cases.plan import plan_cases
+from attn_export.cases.plan import Plan
 from attn_export.commands.compare import compare
-from attn_export.commands.reference import Reference, of_subject
 from attn_export.errors import UsageError
 from attn_export.export.subject import Subject
 from attn_export.parts.whole_models.integer_weights import (
-    integers_note,
     quantised_operators,
-    read_integers,
-    with_float_products,
-    with_integers,
+    strict_judgement,
 )
-from attn_export.parts.whole_models.model_oracle import budgeted
 from attn_export.quality import Budget
-from attn_export.results import BASE, Case, Golden, Report
+from attn_export.results import BASE, Report
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.truth.oracle import Oracle
-
-
-class _FloatOracle(Oracle):
-    """The source of the truth of a float module, from which budgets limit the distance."""
-
-    def __init__(self, subject: Subject, least_eps: float, budgets: tuple[Budget, ...]) -> None:
-        super().__init__(subject, least_eps)
-        self._budgets = budgets
-
-    def golden(self, case: Case) -> Golden:
-        """Return the case with its truth, which allows any error."""
-        with self._threads_for(case):
-            return budgeted(self, case, self._budgets)
+from attn_export.truth.reference import Reference, of_subject
 
 
 def compare_quantised(
@@ -58,27 +41,18 @@ def compare_quantised(
     subject = load()
     judge = functools.partial(compare, names=names, inputs=inputs)
     place = functools.partial(_place, output)
-    stored = read_integers(graph)
-    changed, problem = (
-        (None, stored.problem) if stored.problem else with_integers(subject.module, stored)
-    )
-    reports, notes = dict[str, Report](), [f"judged by the budget alone: {problem}"]
-    if changed is not None:
-        notes = [f"judged by the module with the integers of {integers_note(stored)}"]
-        own, plain = copy.copy(subject), dataclasses.replace(run, budgets=())
-        own.module = changed
-        if stored.rounds_inputs:
-            notes.append("in a copy of the graph with accuracy_level 1, as kernels may round more")
-            with with_float_products(graph) as exact:
-                reports[graph.stem] = judge(own, exact, plain, output=place(graph.stem))
-        else:
-            reports[graph.stem] = judge(own, graph, plain, output=place(graph.stem))
+    reports = dict[str, Report]()
+    with strict_judgement(subject.module, graph) as (changed, path, note):
+        if changed is not None:
+            own, plain = copy.copy(subject), dataclasses.replace(run, budgets=())
+            own.module = changed
+            reports[graph.stem] = judge(own, path, plain, output=place(graph.stem))
     name = f"{graph.stem}-budget"
     reports[name] = judge(
         lambda: _of_float(subject, run.budgets), graph, run, output=place(name)
     )  # fmt: skip
     joined = Report.joined(graph.stem, reports)
-    return dataclasses.replace(joined, notes=(*notes, *joined.notes))
+    return dataclasses.replace(joined, notes=(note, *joined.notes))
 
 
 def _place(output: Path | None, name: str) -> Path | None:
@@ -87,14 +61,14 @@ def _place(output: Path | None, name: str) -> Path | None:
 
 def _of_float(subject: Subject, budgets: tuple[Budget, ...]) -> Reference:
     """Return the reference of budgets: random inputs, without the contents that show faults."""
-    reference = of_subject(subject, subject.interface())
-    plan = plan_cases(reference.interface, reference.takes, reference.weights)
-    plain = tuple(case for case in plan.cases if is_plain(case) or case.name == BASE)
+    reference = of_subject(subject)
+
+    def plan() -> Plan:
+        planned = reference.plan()
+        plain = tuple(case for case in planned.cases if is_plain(case) or case.name == BASE)
+        return dataclasses.replace(planned, cases=plain, is_settled=True)
+
     return dataclasses.replace(
-        reference, plan=dataclasses.replace(plan, cases=plain, is_settled=True),
-        oracle=functools.partial(_float_oracle, subject, budgets), is_float_model=True,
+        reference, plan=plan, is_float_model=True,
+        oracle=functools.partial(Oracle, subject, budgets=budgets),
     )  # fmt: skip
-
-
-def _float_oracle(subject: Subject, budgets: tuple[Budget, ...], least_eps: float) -> Oracle:
-    return _FloatOracle(subject, least_eps, budgets)

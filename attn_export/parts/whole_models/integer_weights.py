@@ -254,6 +254,25 @@ def _piece(parameter: _Parameter, side: int, rows: Tensor, left: Tensor, at: int
     return parameter, side, start + by, slice(start, stop)
 
 
-def integers_note(stored: _StoredIntegers) -> str:
-    """Return how many weights were read."""
-    return f"{counted(len(stored.weights), 'weight')} of {', '.join(stored.operators)}"
+@contextlib.contextmanager
+def strict_judgement(model: nn.Module, path: Path) -> Iterator[tuple[nn.Module | None, Path, str]]:
+    """Yield a float model with the integers of a graph, the graph to run, and a note.
+
+    The model is None if more than weights is rounded, or other weights: a budget alone judges it.
+    """
+    stored = read_integers(path)
+    changed, problem = (None, stored.problem) if stored.problem else with_integers(model, stored)
+    if changed is None:
+        yield None, path, f"judged by the budget alone: {problem}"
+        return
+    weights = f"{counted(len(stored.weights), 'weight')} of {', '.join(stored.operators)}"
+    note = f"judged by the model with the integers of {weights}"
+    if not stored.rounds_inputs:
+        yield changed, path, note
+        return
+    note += (
+        ", in a copy of the graph with accuracy_level 1: its kernels may round inputs of products, "
+        "which the budget judges"
+    )
+    with with_float_products(path) as exact:
+        yield changed, exact, note

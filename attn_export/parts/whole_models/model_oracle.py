@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.configs import find_cause
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
-from attn_export.quality import Budget, Quality
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
-from attn_export.schema import Allowed
 from attn_export.tensorfile import is_floating
-from attn_export.truth.allowed import narrow
 from attn_export.truth.float64_mode import widened_arrays
+from attn_export.truth.notes import truth_notes
 from attn_export.truth.operations import math_backend
 from attn_export.truth.oracle import WIDER, Oracle
 from attn_export.truth.stored_evidence import MOST_BYTES, reduce_if_large
@@ -52,8 +49,8 @@ class ModelOracle(Oracle):
         tied: The number of rows of outputs that the order of equal scores of experts decides.
     """
 
-    def __init__(self, subject: Subject, least_eps: float) -> None:
-        super().__init__(subject, least_eps)
+    def __init__(self, subject: Subject, least_eps: float, **of_float: Any) -> None:
+        super().__init__(subject, least_eps, **of_float)
         self.tokens = self.ties = self.tied = 0
         self._is_large, self._errors = is_large_model(subject.module), list[dict[str, float]]()
         self._last: tuple[Arrays, dict[str, np.ndarray]] | None = None
@@ -62,7 +59,7 @@ class ModelOracle(Oracle):
         """Return the case with its truth, and count the tokens that it decides."""
         golden = super().golden(case)
         logits, allowed = golden.expected.get("logits"), golden.allowed.get("logits")
-        is_left_out = "logits" in {*golden.unusable, *golden.tied}
+        is_left_out = "logits" in {*golden.unusable, *golden.tied} or self.budgets
         if logits is not None and allowed is not None and not is_left_out and self._decodes(logits):
             # Ties of a router may have taken rows from the case.
             ignored, determined = golden.case.ignored_rows, golden.determined.get("logits", ())
@@ -134,15 +131,15 @@ class ModelOracle(Oracle):
         crosses |= {"input_ids", "pixel_values"} <= inputs.keys()
         return not self._is_large and not crosses and all(map(self.has_batch, inputs))
 
-    def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:
-        """Return the distance from the model before its weights were rounded; None if none were."""
-        return None
+    def notes(self, case: Case) -> tuple[str, ...]:
+        """Return notes on the truth, and on the tokens of the cases that were computed."""
+        return (*self._tokens_note(), *truth_notes(self, self.subject, self.widening, case))
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
-        """Reduce golden vectors of many bytes to some positions, and return notes on the tokens."""
-        return (*self.tokens_note(), *reduce_if_large(folder, MOST_BYTES))
+        """Reduce golden vectors of many bytes to some positions, and return a note."""
+        return reduce_if_large(folder, MOST_BYTES)
 
-    def tokens_note(self) -> tuple[str, ...]:
+    def _tokens_note(self) -> tuple[str, ...]:
         """Return a note on the tokens that greedy decoding takes."""
         if not self.tokens:
             return (*self._tied_note(),)
@@ -194,34 +191,6 @@ class ModelOracle(Oracle):
                 call.model = model
 
         return find_cause(model, run, judged(outputs), out_of_time)
-
-
-class FloatModelOracle(ModelOracle):
-    """The source of the truth of a float model, from which budgets limit the distance.
-
-    `model`: The float model, called as that of `subject`, which has the types of the graph.
-    """
-
-    def __init__(
-        self, subject: Subject, least_eps: float, model: nn.Module, budgets: tuple[Budget, ...]
-    ) -> None:
-        Oracle.__init__(self, subject, least_eps, model)
-        self.tokens = self.ties = self.tied = 0
-        self._is_large, self._budgets = False, budgets
-
-    def golden(self, case: Case) -> Golden:
-        """Return the case with its truth, which allows any error."""
-        with self._threads_for(case):
-            return budgeted(self, case, self._budgets)
-
-
-def budgeted(oracle: Oracle, case: Case, budgets: tuple[Budget, ...]) -> Golden:
-    """Return a case with its truth, which allows any error: budgets alone judge it."""
-    eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
-    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
-    any_error = Allowed(math.inf, math.inf)
-    allowed = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
-    return Golden(case, expected, eager, allowed, {}, determined=case.judged_rows, budgets=budgets)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from torch import nn
 
 from attn_export.cases.draw import MAX_SIZE, Interface
 from attn_export.cases.plan import Plan
-from attn_export.commands.reference import Reference, of_subject
 from attn_export.errors import (
     GraphError,
     UsageError,
@@ -40,7 +39,6 @@ from attn_export.parts.whole_models.model_caches import cache_shapes, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
 from attn_export.parts.whole_models.model_oracle import (
-    FloatModelOracle,
     ModelOracle,
     is_large_model,
 )
@@ -48,7 +46,7 @@ from attn_export.parts.whole_models.own_inputs import OwnInputs
 from attn_export.quality import Budget
 from attn_export.spec import Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles
-from attn_export.truth.notes import truth_notes
+from attn_export.truth.reference import Reference, of_subject
 
 MOST = 640
 """The largest number of positions in cases."""
@@ -124,7 +122,7 @@ def reference_of(
 
     if budgets:
         exact = ModelCall(of_float, entry).eval()
-        make = functools.partial(FloatModelOracle, subject, model=exact, budgets=budgets)
+        make = functools.partial(ModelOracle, subject, module=exact, budgets=budgets)
     return judged_by_model(
         subject, interface, plan, make, undeclared=loose, reduce=reduce,
         notes=(
@@ -144,10 +142,8 @@ def judged_by_model(
     """
     oracle = functools.cache(make)
     return dataclasses.replace(
-        of_subject(subject, interface), whose="transformers' model", oracle=oracle, plan=plan,
-        cause=lambda *seen: oracle(0.0).cause(*seen),
-        notes_on=lambda oracle, base: (*oracle.tokens_note(), *truth_notes(oracle, base)),
-        **fields,
+        of_subject(subject, interface), whose="transformers' model", oracle=oracle,
+        plan=lambda: plan, cause=lambda *seen: oracle(0.0).cause(*seen), **fields,
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def kinds(*few: str) -> list[Any]:
 
 def worst_error(subject: Subject, count: int | None = None) -> tuple[float, str]:
     """Return the largest relative error of the captured module in the first cases, and its case."""
-    oracle, worst = subject.oracle(), (0.0, "")
+    oracle, worst = subject.oracle(0.0), (0.0, "")
     for case in subject.plan().cases[:count]:
         truth = oracle.truth(case.inputs)
         with torch.inference_mode():

@@ -16,7 +16,6 @@ from onnx import numpy_helper
 
 from attn_export import assert_parity, verify
 from attn_export.bundle.manifest import read_bundle
-from attn_export.commands.reference import Reference
 from attn_export.errors import AttnExportError
 from attn_export.measures import judged_rows
 from attn_export.parts.whole_models.compare_models import compare_models
@@ -28,6 +27,7 @@ from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.run_options import RunOptions
+from attn_export.truth.reference import Reference
 
 EXPORTS = Path(__file__).parent / "exports"
 RUN = RunOptions.of(runtimes=["ort-cpu"])
@@ -108,8 +108,7 @@ def reference_and_errors(
     entry = exported.entries[0]
     reference = reference_of(model, entry, exported.layout.promises)
     call, engine, errors = ModelCall(model, entry), OrtCpu().load(entry.path, threads=1), {}
-    assert reference.plan is not None
-    for case in filter(chosen, reference.plan.cases):
+    for case in filter(chosen, reference.plan().cases):
         got = engine.run({**case.inputs}, {}).values()
         right = call(**{name: torch.from_numpy(a) for name, a in case.inputs.items()})
         pairs = zip(got, (tensor.detach().numpy() for tensor in right), strict=True)
@@ -254,7 +253,7 @@ def test_tokens_that_a_tied_router_decides_are_not_counted():
     router[1] = router[0]
     exported = read_export(EXPORTS / "mixtral" / "transformers")
     reference = reference_of(model, exported.entries[1], exported.layout.promises)
-    plan, oracle, compared = reference.plan, reference.oracle(0.0), dict[str, int]()
+    plan, oracle, compared = reference.plan(), reference.oracle(0.0), dict[str, int]()
     for case in plan.cases[:4]:
         golden = oracle.golden(case)
         rows, determined = golden.case.ignored_rows, golden.determined.get("logits", ())

@@ -60,7 +60,7 @@ def test_a_quantised_graph_is_judged_by_its_budget_and_by_its_integers(tmp_path)
     report = compare_quantised(subject, graph(tmp_path / "g.onnx"), BUDGET, output=out)
     assert report.passed
     assert report.notes[0] == (
-        "judged by the module with the integers of 1 weight of DequantizeLinear"
+        "judged by the model with the integers of 1 weight of DequantizeLinear"
     )
     assert report.quality is not None
     assert not report.quality.missed

@@ -67,7 +67,7 @@ def test_cases_of_a_model_without_caches_have_its_sizes(kind):
     ends = {n: End(n, "value", "float32", s, usual=n) for n, s in shapes.items()}
     reference = reference_of(make(), _entry(takes, ends), PROMISES)
     assert reference.interface.output_shapes == shapes
-    case = reference.plan.cases[-1]
+    case = reference.plan().cases[-1]
     truth = reference.oracle(0.0).golden(case).expected
     assert {name: len(array) for name, array in truth.items()} == dict.fromkeys(
         shapes, case.sizes[BATCH]
@@ -86,7 +86,7 @@ def test_only_decoders_have_a_note_on_greedy_tokens(make, takes, shape, count):
     ends = {"logits": End("logits", "value", "float32", shape, usual="logits")}
     reference = reference_of(make(), _entry(takes, ends), PROMISES)
     oracle = reference.oracle(0.0)
-    oracle.golden(reference.plan.cases[0])
+    oracle.golden(reference.plan().cases[0])
     assert len(oracle.tokens_note()) == count
 
 
@@ -113,7 +113,7 @@ def test_graphs_with_the_last_logits_alone_are_judged_by_those(axes, shape):
     ends = {"logits": End("logits", "value", "float32", axes, usual="logits")}
     reference = reference_of(_made("OpenAIGPT", **_GPT), _entry("text", ends), PROMISES)
     assert reference.interface.output_shapes == {"logits": axes}
-    right = next(case for case in reference.plan.cases if case.name.startswith("right"))
+    right = next(case for case in reference.plan().cases if case.name.startswith("right"))
     golden = reference.oracle(0.0).golden(right)
     assert golden.expected["logits"].ndim == shape
 

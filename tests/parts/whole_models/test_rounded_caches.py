@@ -56,7 +56,7 @@ def test_a_session_keeps_the_types_of_caches():
 
 def beyond(subject):
     """Return the outputs of the captured module that are not right in a case."""
-    golden = subject.oracle().golden(subject.plan().cases[0])
+    golden = subject.oracle(0.0).golden(subject.plan().cases[0])
     with torch.inference_mode():
         outputs = to_numpy(subject.call(subject.module, to_torch(golden.case.inputs)))
     return {

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from attn_export.cases.draw import MAX_SIZE, TRACED_SIZES, FunctionInputs, Sizes, generator
+from attn_export.cases.draw import (
+    MAX_SIZE,
+    TRACED_SIZES,
+    FunctionInputs,
+    Interface,
+    Sizes,
+    generator,
+)
 from attn_export.cases.plan import Plan
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
@@ -105,13 +112,12 @@ class BuiltEncoder(Subject):
         """Return the shape of every output; dynamic axes by name."""
         return self._outputs
 
-    def plan(self) -> Plan:
+    def plan(self, interface: Interface | None = None) -> Plan:
         """Return the cases: lengths and padding, or batches of images."""
-        return Plan(
-            self._maker.cases(tuple(self._situations())), (), self.interface(), is_settled=True
-        )
+        cases = self._maker.cases(tuple(self._situations()))
+        return Plan(cases, (), interface or self.interface(), is_settled=True)
 
-    def own_oracle(self) -> ModelOracle:
+    def own_oracle(self, _: float = 0.0) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
         module: Any = self.module
         subject = Subject(module.own, lambda *_: dict(self.inputs), self.axes, list(self.outputs))

@@ -18,9 +18,15 @@ import numpy as np
 import torch
 
 from attn_export.bundle.manifest import MANIFEST, read_manifest
-from attn_export.cases.draw import TRACED_SIZES, FunctionInputs, Sizes, draw_inputs, generator
+from attn_export.cases.draw import (
+    TRACED_SIZES,
+    FunctionInputs,
+    Interface,
+    Sizes,
+    draw_inputs,
+    generator,
+)
 from attn_export.cases.plan import Plan
-from attn_export.commands.reference import Reference
 from attn_export.errors import UsageError, first_few
 from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
@@ -79,6 +85,7 @@ from attn_export.runtimes.decode_inputs import (
 )
 from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import PAST, QUERIES, TOTAL, Roles
+from attn_export.truth.reference import Reference
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
@@ -218,7 +225,7 @@ def built_reference(
     own = read([maker.entry], module.model)
     given = own.cases(maker, _PROMISES, pads_any=True)
     plan = dataclasses.replace(plan, cases=(*plan.cases, *given), notes=own_notes(own))
-    return judged_by_model(subject, interface, plan, lambda _: subject.own_oracle(), reduce=reduce)
+    return judged_by_model(subject, interface, plan, subject.own_oracle, reduce=reduce)
 
 
 def _step_limits(model: Any, most: int) -> tuple[CaseLimits, tuple[str, ...]]:
@@ -309,7 +316,7 @@ class _BuiltModel(Subject):
         inputs = draw_inputs(self._ends.inputs, sizes, seed_words=(int(random.integers(2**31)),))
         return with_index(inputs, sizes, random)
 
-    def plan(self) -> Plan:
+    def plan(self, interface: Interface | None = None) -> Plan:
         """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
         limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
         entry, appends = self._ends.entry, self._ends.appends
@@ -320,14 +327,14 @@ class _BuiltModel(Subject):
             for each in (*cover, *prompts(limits), *across(limits))
             if each.kind != WHOLE_DECODE and (each.tokens == "random" or entry.one("ids"))
         ]
-        return Plan(maker.cases(tuple(chosen)), (), self.interface(), is_settled=True)
+        return Plan(maker.cases(tuple(chosen)), (), interface or self.interface(), is_settled=True)
 
     def maker(self) -> BuiltCases:
         """Return what makes the inputs of cases."""
         axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
         return BuiltCases(self._ends.entry, self.limits, axes, pads_left=False)
 
-    def own_oracle(self) -> ModelOracle:
+    def own_oracle(self, _: float = 0.0) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
         axes = {name: named_axes(given.shape) for name, given in self._ends.inputs.items()}
         module: Any = self.module

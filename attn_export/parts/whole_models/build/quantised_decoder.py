@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 from transformers.pytorch_utils import Conv1D
 
-from attn_export.bundle.quality_vectors import measure_outputs, write_quality
+from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
 from attn_export.export.quantised_linears import QuantisedLinears
 from attn_export.export.subject import Subject
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
-from attn_export.quality import Budget, Quality
+from attn_export.quality import Budget
 from attn_export.results import Arrays, Case, Golden
 from attn_export.spec.inputs import BATCH, QUERIES
-from attn_export.truth.stored_evidence import MOST_BYTES
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
-
-_MOST_ROWS, _CASES = 64, 4
-"""The most tokens of a case, and the number of cases, in which the distance is measured."""
 
 
 class QuantisedWeights(QuantisedLinears):
@@ -64,22 +59,12 @@ class QuantisedModelOracle(ModelOracle):
             options["settled"] = call.rounds.drawing
         return super().noisy_runs(case, eager, *args, **options)
 
-    def quality(
-        self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
-    ) -> Quality:
-        """Return the distance from the model before, and store its outputs with small evidence."""
+    def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
+        """Return the indices of the cases in which the distance is measured."""
         all_sizes = [golden.case.sizes for golden in goldens]
         tokens = {i: sizes[BATCH] * sizes[QUERIES] for i, sizes in enumerate(all_sizes)}
-        few = [number for number, count in tokens.items() if count <= _MOST_ROWS]
-        numbers = sorted(sorted(few, key=lambda number: -tokens[number])[:_CASES])
-        chosen = [goldens[number] for number in numbers]
-        with self._as_before():
-            oracle = ModelOracle(self.subject, 0.0)
-            floats = [oracle.truth(each.case.inputs) for each in chosen]
-        quality, stored = measure_outputs(floats, chosen, budgets)
-        if sum(file.stat().st_size for file in folder.rglob("*.pb")) <= MOST_BYTES:
-            write_quality(folder, numbers, stored, quality)
-        return quality
+        few = [number for number, count in tokens.items() if count <= MOST_ROWS]
+        return sorted(sorted(few, key=lambda number: -tokens[number])[:CASES])
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:

@@ -20,13 +20,13 @@ from planted.config_faults import ConfigFault
 from planted.edited_graph import Edited, GraphFault
 
 from attn_export.commands.compare import compare
-from attn_export.commands.reference import Reference
 from attn_export.errors import AttnExportError
 from attn_export.parts.whole_models.export_layouts import Entry, read_export
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.runtimes.run_options import RunOptions
+from attn_export.truth.reference import Reference
 
 EXPORTS = Path(__file__).resolve().parents[1] / "exports"
 RUN = RunOptions.of(runtimes=["ort-cpu"])
@@ -87,8 +87,7 @@ class RightGraph:
     def reference(self, model: Any) -> Reference:
         """Return the reference with the first cases; the truth of each is found once."""
         reference = reference_of(model, *self.entry)
-        plan = reference.plan
-        assert plan is not None
+        plan = reference.plan()
         others = [c for c in plan.cases if not c.name.startswith(CHANGED)][:CASES]
         changed = [c for c in plan.cases if c.name.startswith(CHANGED)]
         plan = dataclasses.replace(plan, cases=(*others, *changed))
@@ -99,7 +98,7 @@ class RightGraph:
             found.golden = _once(found.golden)
             return found
 
-        return dataclasses.replace(reference, plan=plan, oracle=oracle)
+        return dataclasses.replace(reference, plan=lambda: plan, oracle=oracle)
 
     @functools.cached_property
     def right(self) -> Reference:
@@ -108,8 +107,7 @@ class RightGraph:
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all values in the base case."""
-        assert self.right.plan is not None
-        case = next(c for c in self.right.plan.cases if c.name == BASE)
+        case = next(c for c in self.right.plan().cases if c.name == BASE)
         model = onnx.load(self.path)
         shown = {x.name for x in model.graph.output}
         names = [x for n in model.graph.node for x in n.output if x and x not in shown]
@@ -138,9 +136,7 @@ class RightGraph:
 
     @functools.cached_property
     def _probes(self) -> tuple[Case, ...]:
-        plan = reference_of(self.model, *self.entry).plan
-        assert plan is not None
-        return plan.cases
+        return reference_of(self.model, *self.entry).plan().cases
 
     @functools.cached_property
     def _outputs(self) -> list[dict[str, np.ndarray]]:

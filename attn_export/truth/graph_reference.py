@@ -1,10 +1,9 @@
-"""The reference of a comparison: a module or graph, whose float64 run is the truth."""
+"""A graph as the reference of another one: its axes, found by runs, and its truth."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,76 +11,15 @@ import numpy as np
 
 from attn_export.cases.draw import MAX_SIZE, Interface, add_sums, axis_names, draw_inputs, may_try
 from attn_export.cases.roles import Trial, find_roles
-from attn_export.errors import ExportError, GraphError, UsageError, printable
+from attn_export.errors import GraphError, UsageError, printable
 from attn_export.graph.axis_names import Misfit, find_relations, find_sums
-from attn_export.results import Case
-from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import Roles, axes_in
 from attn_export.tensorproto import CODES
+from attn_export.truth.reference import Reference, of_module
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
-    from attn_export.cases.plan import Plan
-    from attn_export.export.subject import Subject
-
-Notes = tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """The module or graph that another graph is compared with.
-
-    Attributes:
-        whose: The description in messages, such as ``"the module"``.
-        takes: A function that returns whether the reference runs at some sizes in reasonable time.
-        oracle: A function that returns the source of the truth. Its argument is the least eps of
-            the dtypes in the graph to judge.
-        notes_on: A function that returns further notes from the source of the truth and a case.
-        has_narrow_dtypes: Whether the reference has types narrower than float32.
-        path: The path of a graph; None for a module.
-        plan: The cases; None if they are planned from the interface.
-        cause: See `ValueReference.cause`.
-        reduce: See `ValueReference.reduce`.
-        undeclared: The outputs whose declared shapes are no promise, by their names in the graph.
-        is_float_model: Whether it is the float model of a quantised graph: budgets limit its
-            distance.
-        weights: The number of weights. With more, fewer cases are planned.
-    """
-
-    whose: str
-    interface: Interface
-    dtypes: Mapping[str, str]
-    takes: Callable[[Sizes], bool]
-    oracle: Callable[[float], Any]
-    notes: Notes
-    notes_on: Callable[[Any, Case], Notes]
-    has_narrow_dtypes: bool
-    path: Path | None = None
-    plan: Plan | None = None
-    cause: Any = None
-    reduce: Callable[[Path], Notes] | None = None
-    undeclared: Collection[str] = ()
-    is_float_model: bool = False
-    weights: int = MAX_SIZE
-
-    def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
-        """Return the cases whose truth can be computed, and notes on the others.
-
-        A module must run at all sizes. A graph may have tables, such as those of rotary
-        embeddings, that are too short for some cases.
-        """
-        return (cases, ()) if self.path is None else oracle.computable(cases)
-
-
-@contextlib.contextmanager
-def blamed_on_graph(reference: Any) -> Iterator[None]:
-    """Let what a case cannot show be an error of a graph if the reference is one."""
-    try:
-        yield
-    except ExportError as error:
-        if isinstance(reference, str | Path):
-            raise GraphError(str(error)) from error
-        raise
 
 
 def read_reference(
@@ -98,38 +36,13 @@ def read_reference(
             "of its Subject"
         )
     module = reference() if callable(reference) else reference
-    return module if isinstance(module, Reference) else _of_module(module)
-
-
-def _of_module(module: Any) -> Reference:
-    from attn_export.export.subject import Subject
-
-    subject = Subject.from_spec(module) if isinstance(module, AttentionSpec) else module
-    if not isinstance(subject, Subject):
-        raise UsageError(
-            "compare takes a Subject, an AttentionSpec or an ONNX file; got "
-            f"{type(module).__name__}"
-        )
-    return of_subject(subject, subject.interface())
-
-
-def of_subject(subject: Subject, interface: Interface) -> Reference:
-    """Return the reference for a subject with the interface from which its cases are planned."""
-    from attn_export.export.subject_checks import output_dtypes
-    from attn_export.truth.notes import truth_notes
-    from attn_export.truth.oracle import Oracle
-
-    return Reference(
-        "the module", interface,
-        output_dtypes(lambda: subject.call(subject.module, subject.inputs)), subject.takes,
-        lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
-        bool(subject.narrow_dtypes()), weights=subject.weights(),
-    )  # fmt: skip
+    return module if isinstance(module, Reference) else of_module(module)
 
 
 def _of_graph(
     path: Path, ranges: Mapping[str, tuple[int, int]], relations: Mapping[str, str]
 ) -> Reference:
+    from attn_export.cases.plan import plan_cases
     from attn_export.export.trees import infer_output_shapes
     from attn_export.float64.evaluate import Evaluation
     from attn_export.graph.load import inlined, load_model, sound
@@ -174,12 +87,14 @@ def _of_graph(
 
     shapes, dtype = infer_output_shapes(graph.shapes, axes, sums, {}), floating_dtype(model)
     roles = graph.roles(shapes, sums, dict.fromkeys(axes, 2))
+    interface = Interface(graph.inputs, shapes, sums=sums, roles=roles)
     return Reference(
-        path.name, Interface(graph.inputs, shapes, sums=sums, roles=roles),
-        {o.name: dtype_name(o) for o in model.graph.output}, takes,
+        path.name, interface,
+        {o.name: dtype_name(o) for o in model.graph.output},
+        lambda: plan_cases(interface, takes, MAX_SIZE),
         lambda least_eps: GraphOracle(graph.evaluation, path.name, dtype, shapes, least_eps),
         (*notes, f"eager is {path.name}, with each value rounded to {dtype.name}"),
-        lambda *_: (), dtype.itemsize < 4, path=path,
+        dtype.itemsize < 4, path=path,
     )  # fmt: skip
 
 

@@ -1,0 +1,136 @@
+"""The one way in which graphs are judged: cases, their truth, the runtimes' outputs, verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.bundle.golden import tried_note
+from attn_export.bundle.manifest import GOLDEN
+from attn_export.errors import UsageError, one_line
+from attn_export.results import BASE, Case, Golden, RuntimeRun, TensorNames, Verdict
+from attn_export.runtimes.pool import Pool
+
+if TYPE_CHECKING:
+    from attn_export.quality import Budget, Quality
+    from attn_export.spec import Shape
+    from attn_export.truth.allowed import TruthSource
+    from attn_export.truth.reference import Reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """The cases with their truth, what the runtimes made of them, and notes for the report."""
+
+    goldens: Sequence[Golden]
+    runs: tuple[RuntimeRun, ...]
+    verdicts: tuple[Verdict, ...]
+    quality: Quality | None
+    notes: tuple[str, ...]
+
+
+def judge_graphs(
+    folder: Path,
+    graphs: Path,
+    pool: Pool,
+    reference: Reference,
+    oracle: TruthSource,
+    *,
+    names: TensorNames | None = None,
+    inputs: Sequence[Any] = (),
+    budgets: Sequence[Budget] = (),
+) -> Judged:
+    """Run the graphs of a pool on all cases of a reference, and judge the outputs by its truth.
+
+    The truth is computed while the runtimes run. `folder/golden` gets cases and truth.
+
+    `graphs`: The folder of the graphs.
+    `names`: The names in the graphs, if they are not those of the reference.
+    `inputs`: The sources of the user's own inputs.
+    `budgets`: The limits of the distance of a quantised reference from its float model.
+    """
+    from attn_export.commands.golden_vectors import golden_vectors
+    from attn_export.spec.inputs import BATCH
+
+    pool.run.progress.phase("choosing the cases")
+    interface, plan = reference.interface, reference.plan()
+    names = names or TensorNames.same(interface.inputs, interface.output_shapes)
+    axes = axes_of(reference, names)
+    base = next(case for case in plan.cases if case.name == BASE)
+    cases, left_out = oracle.computable(plan.cases)
+    own = _own_cases(reference, oracle, names, inputs)
+    plan = dataclasses.replace(plan, cases=(*cases, *own))
+    start = functools.partial(
+        pool.start, graphs, list(names.inputs.values()), axes, caches=caches_of(reference, names)
+    )
+    goldens, notes = golden_vectors(
+        folder / GOLDEN, plan, oracle, start, pool.run.progress,
+        has_narrow_dtypes=reference.has_narrow_dtypes, names=names,
+    )  # fmt: skip
+    told = oracle.notes(base)
+    distance = oracle.quality(folder / GOLDEN, goldens, budgets) if budgets else None
+    judged = judge_goldens(pool, goldens, axes, interface.roles.axis(BATCH))
+    return dataclasses.replace(
+        judged, quality=distance or judged.quality,
+        notes=(*left_out, *told, *plan.notes, *notes, *judged.notes),
+    )  # fmt: skip
+
+
+def judge_goldens(
+    pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape], batch: str
+) -> Judged:
+    """Judge what runtimes make of cases that they were given, as outputs arrive.
+
+    `axes`: The shape of each output, by name; dynamic axes by name.
+    `batch`: The name of the batch axis.
+    """
+    from attn_export.judge.gate import cpu_notes
+    from attn_export.judge.judge import undetermined_note
+    from attn_export.judge.replay import buffers_note, judge_pool
+
+    runs, verdicts, quality = judge_pool(pool, goldens, axes)
+    notes = (
+        tried_note([golden.case for golden in goldens], batch), *buffers_note(pool.files),
+        *undetermined_note(goldens), *cpu_notes(verdicts, goldens),
+    )  # fmt: skip
+    return Judged(goldens, runs, verdicts, quality, notes)
+
+
+def axes_of(reference: Reference, names: TensorNames) -> dict[str, Shape]:
+    """Return the axes of every input and output of the graphs, by name."""
+    interface = reference.interface
+    shapes = {names.inputs[n]: described.shape for n, described in interface.inputs.items()}
+    shapes |= {names.outputs[n]: shape for n, shape in interface.output_shapes.items()}
+    # A dynamic axis of an output that is no axis of an input has the name "".
+    return {
+        name: tuple(f"{name}.{at}" if axis == "" else axis for at, axis in enumerate(shape))
+        for name, shape in shapes.items()
+    }
+
+
+def caches_of(reference: Reference, names: TensorNames) -> Mapping[str, str]:
+    """Return the input of the graphs that takes an output in the next step, by output."""
+    caches = reference.interface.roles.caches
+    return {names.outputs[output]: names.inputs[source] for output, source in caches.items()}
+
+
+def _own_cases(
+    reference: Reference, oracle: TruthSource, names: TensorNames, inputs: Sequence[Any]
+) -> list[Case]:
+    """Return the cases of the user's own inputs, which the reference must be able to compute."""
+    if not inputs:
+        return []
+    from attn_export.commands.given_inputs import own_cases
+
+    cases = own_cases(inputs, reference.interface, names.inputs, reference.whose)
+    for case in cases:
+        try:
+            oracle.eager(case.inputs)
+        except Exception as error:  # as various as modules
+            raise UsageError(
+                f"--inputs {case.about}: {reference.whose} refuses them: {one_line(error)}"
+            ) from error
+    return cases
