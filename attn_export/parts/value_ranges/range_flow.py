@@ -175,13 +175,13 @@ def _mended(
         )  # fmt: skip
         if passed < len(sets):
             return dataclasses.replace(fix, path="")
-        put_in_place(new, data, output, weight_files(graph.proto, graph.path.parent))
+        put_in_place(new, data, output, weight_files(graph.model, graph.path.parent))
     return fix
 
 
 def _wide_bytes(written: StreamedGraph) -> int:
     """Return the bytes that weights in float32 take more than in a narrow format."""
-    tensors = written.proto.graph.initializer
+    tensors = written.model.graph.initializer
     wide = (t for t in tensors if t.data_type == onnx.TensorProto.FLOAT)
     return sum(2 * math.prod(t.dims) for t in wide if t.name in written.uses)
 
