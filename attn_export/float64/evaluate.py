@@ -31,9 +31,6 @@ Values = Mapping[str, Array | None]
 ComputesNode = Callable[[onnx.NodeProto, Values], Values]
 """A function that returns the outputs of a node from the values before it, by name."""
 
-MoreOperators = Callable[[onnx.ModelProto], Sequence[type[OpRun]]]
-"""A function that returns operators for a graph that has some which `OPERATORS` lacks."""
-
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 NARROW = FLOATS - {onnx.TensorProto.FLOAT}
 _WITH_BLOCKS = 19
@@ -138,11 +135,9 @@ class Evaluation:
         producer: The node that computes each value, by the name of the value.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, name: str = "the graph", others: Sequence[type[OpRun]] = ()
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
         opset = next((o.version for o in model.opset_import if not o.domain), 0)
-        others = [*others, *([DequantizeLinear] if opset < _WITH_BLOCKS else ())]
+        others = [DequantizeLinear] if opset < _WITH_BLOCKS else []
         try:
             self.proto: onnx.ModelProto = widen_model(model)
             self._evaluator = BoundedEvaluator(self.proto, new_ops=[*OPERATORS, *others])

@@ -15,10 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from attn_export.errors import GraphError
 from attn_export.float64.evaluate import (
     Evaluation,
-    MoreOperators,
     Values,
     lift_constants,
     names_read,
@@ -56,21 +54,16 @@ class StreamedEvaluation(Evaluation):
         model: The model as it was read, with functions inlined and constants as initialisers.
         inputs: The names of the inputs that a user gives.
         transposed: Weights that nodes transpose: by the new name, the weight and the axes.
-        foreign: The operators that `others` computes.
     """
 
-    def __init__(self, path: Path, others: MoreOperators = lambda _: ()) -> None:
-        """Read a graph.
-
-        `others`: What gives the operators that the evaluation does not have.
-        """
+    def __init__(self, path: Path) -> None:
         self.path = path
         proto = load_proto(path)
         refuse_bad_data(proto, path)
         with sound(path):
-            self._read(proto, others)
+            self._read(proto)
 
-    def _read(self, proto: onnx.ModelProto, others: MoreOperators) -> None:
+    def _read(self, proto: onnx.ModelProto) -> None:
         self.model = inlined(proto)
         lift_constants(self.model.graph)
         graph = self.model.graph
@@ -86,13 +79,7 @@ class StreamedEvaluation(Evaluation):
         for tensor in tensors_of(small):
             embed(tensor, self.path.parent)
         self.prepare(small)
-        self.foreign: list[str] = []
-        try:
-            super().__init__(small, str(self.path))
-        except GraphError:
-            operators = others(small)
-            self.foreign = sorted({operator.__name__ for operator in operators})
-            super().__init__(small, str(self.path), operators)
+        super().__init__(small, str(self.path))
         self._held: dict[str, Array] = {}
         self.transposed = dict(self._transposed_weights())
         weights = self.weights()

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 from attn_export.float64.evaluate import is_float, names_read
 from attn_export.float64.streamed import FLOATS, StreamedEvaluation
 from attn_export.graph.requirements import EXACT
-from attn_export.parts.value_ranges.ort_nodes import unknown_operators
 from attn_export.tensorfile import Array
 
 NARROW = ("float16", "bfloat16")
@@ -44,11 +43,10 @@ class StreamedGraph(StreamedEvaluation):
         maker: The index of the node that makes each value.
         readers: The indices of the nodes that read each value.
         moving: The indices of the nodes that give elements of what they read, and no others.
-        foreign: The operators that ONNX Runtime computes, in float32.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, unknown_operators)
+        super().__init__(path)
         graph = self.model.graph
         self.dtypes = {
             tensor.name: FLOATS[tensor.data_type]
