@@ -12,10 +12,9 @@ import onnx
 from onnx import helper
 
 from attn_export.cases import draw
-from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.draw import Interface
-from attn_export.cases.fixed_cases import content_case
-from attn_export.cases.mask_contents import LOWEST, MASKS
+from attn_export.cases.fixed_cases import pattern_case
+from attn_export.cases.plan import Groups
 from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.float64.attention_steps import split_heads
@@ -143,7 +142,7 @@ def _grouped_query_inputs(graph: ProbeGraph) -> dict[str, Input]:
 _STATE = Input(("batch", HKV, D, D))
 
 
-def _linear_inputs(graph: ProbeGraph) -> dict[str, Input]:
+def linear_inputs(graph: ProbeGraph) -> dict[str, Input]:
     """Return the inputs of `LinearAttention` by its rule, in their order."""
     rule = str(graph.attributes["update_rule"])
 
@@ -167,7 +166,7 @@ _ENDS: Mapping[str, tuple[Callable[[ProbeGraph], dict[str, Input]], tuple[str, .
         ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total"),
     ),
     "LinearAttention": (
-        _linear_inputs, ("query", "key", "value", "past_state", "decay", "beta"),
+        linear_inputs, ("query", "key", "value", "past_state", "decay", "beta"),
     ),
 }  # fmt: skip
 """What gives the inputs of each operator, and the names of all of them in their order."""
@@ -186,7 +185,7 @@ B, L = 2, 3
 
 
 def case_inputs(name: str, *, mask: str = "none", past: bool = False) -> ArrayDict:
-    """Return inputs of an `Attention` node with the contents of a test case of `build`.
+    """Return inputs of an `Attention` node with the input pattern of a test case of `build`.
 
     Queries, keys and values, which a layer would compute from its tokens, are drawn as tokens are.
     """
@@ -205,11 +204,9 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     layer = spec.inputs()
     new = Input(("batch", "query_len", HKV * D))
     inputs = {"query": layer["query"], "key": new, "value": new} | layer
-    contents = [*VALUES, FUTURE, *(MASKS if spec.mask else ())]
-    contents += [LOWEST] if spec.mask and spec.mask.dtype == "float" else []
-    cases = [
-        content_case(content, Interface(inputs, {}, spec.traits, spec.sums)) for content in contents
-    ]
+    interface = Interface(inputs, {}, spec.traits, spec.sums)
+    groups = Groups.of(interface)
+    cases = [pattern_case(pattern, interface) for pattern in (*groups.values, *groups.masks)]
     return {case.name: dict(case.inputs) for case in cases}
 
 
