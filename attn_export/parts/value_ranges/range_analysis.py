@@ -15,9 +15,8 @@ import numpy as np
 
 from attn_export.float64.evaluate import is_float
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.float_formats import FloatFormat
+from attn_export.parts.value_ranges.float_formats import FloatFormat, RangeFacts, facts_of
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, amplified
-from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
 from attn_export.parts.value_ranges.range_rule import (
     FACTOR,
     MOST_OF_ONE,
