@@ -19,7 +19,7 @@ Items = list[pytest.Item]
 _QUICK = """
 attention/features attention/forbidden_keys attention/from_torch attention/in_place attention/latent
 attention/module_contract attention/pooling attention/positions attention/training
-bundle/golden bundle/tensorfile cases/contents cases/draw code_templates
+bundle/golden bundle/tensorfile cases/input_patterns cases/draw code_templates
 commands/cli commands/old_bundles explain/patterns
 float64/bounded float64/exporters_operators float64/loops
 graph/canonical graph/checks graph/computed_masks graph/lower_ort graph/lower_portable

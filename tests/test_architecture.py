@@ -54,7 +54,6 @@ ONLY_IN = {
         "float64/contrib_operators",
         "float64/evaluate",
         "graph/ir_helpers",
-        "parts/value_ranges/ort_nodes",
         "runtimes/engines/onnx_reference",
     ),
     "onnxscript": ("graph/canonical", "graph/fixed_inputs", "export/translations"),

@@ -217,8 +217,8 @@ _LEAST_SIZES = 3
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
 """The size that some case must have of the axis with a role, unless its bounds exclude it."""
 
-_MASK_CONTENTS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
-"""Contents that some case must have if a layer of ours has a mask."""
+_MASK_PATTERNS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
+"""Input patterns that some case must have if a layer of ours has a mask."""
 
 
 def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> None:
@@ -286,7 +286,7 @@ def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterat
         least = smallest if ours else manifest.bounds.get(axis, [smallest])[0]
         if smallest is not None and least == smallest and smallest not in sizes:
             yield f"none has {axis} {smallest}"
-    contents = {name for case in cases for name in case.contents}
-    for content in _MASK_CONTENTS if ours and "attn_mask" in inputs else ():
-        if content not in contents:
-            yield f"none has {content}"
+    patterns = {name for case in cases for name in case.contents}
+    for pattern in _MASK_PATTERNS if ours and "attn_mask" in inputs else ():
+        if pattern not in patterns:
+            yield f"none has {pattern}"

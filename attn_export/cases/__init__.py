@@ -1,1 +1,1 @@
-"""Test cases: sizes and contents that together show every known fault."""
+"""Test cases: sizes and patterns that together show every known fault."""

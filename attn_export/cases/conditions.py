@@ -1,4 +1,4 @@
-"""Conditions on sizes and contents that the cases of a subject must meet together.
+"""Conditions on sizes and input patterns that the cases of a subject must meet together.
 
 Many faults show only for certain inputs: small or large sizes, one or several queries, padding,
 masks. Each condition is a short text that some case must meet. `docs/parity.md` lists the
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.cases.blocks import LAST, near_blocks
 from attn_export.cases.draw import Sizes
-from attn_export.cases.mask_contents import BLOCK_KEYS, LENGTH_NAMES
+from attn_export.cases.mask_patterns import BLOCK_KEYS, LENGTH_NAMES
 from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES
 
 LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
@@ -40,16 +40,16 @@ _WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
     "right_padding", "tiny_values",
 })  # fmt: skip
-"""Contents that meet their conditions only with at least `_MANY_KEYS` keys: with few keys, no two
+"""Patterns that meet their conditions only with at least `_MANY_KEYS` keys: with few keys, no two
 large scores are close to each other."""
 
 _BY_BATCH = (
     "fully_masked_rows", "large_logits", "left_padding", "lowest_float", "one_visible_key",
 )  # fmt: skip
-"""Contents to try with batch size 1 as well, since graphs branch on it."""
+"""Input patterns to try with batch size 1 as well, since graphs branch on it."""
 
 _WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
-"""Contents to try with several queries without a past as well, since graphs branch on it."""
+"""Input patterns to try with several queries without a past as well, since graphs branch on it."""
 
 _LARGE_AND_EMPTY = "large_logits in empty rows"
 """Large logits in a batch element without a past, where a query may see its own key alone: its
@@ -166,11 +166,11 @@ def _level(axis: str, size: int) -> str:
     return next(name for name, (low, high) in _levels(axis).items() if low <= size <= high)
 
 
-# -- contents ------------------------------------------------------------------------------------
+# -- input patterns ------------------------------------------------------------------------------
 
 
-def call_pattern(sizes: Sizes) -> str:
-    """Return the suffix for the pattern of a call: one query or several, a past or none."""
+def kind_of_call(sizes: Sizes) -> str:
+    """Return the suffix for the kind of a call: one query or several, a past or none."""
     if QUERIES not in sizes:
         return ""
     if sizes[QUERIES] > 1:
@@ -180,82 +180,82 @@ def call_pattern(sizes: Sizes) -> str:
     return A_PAST if sizes[PAST] else NO_PAST
 
 
-def _call_patterns(axes: Sequence[str]) -> list[str]:
-    """Return the suffixes for all patterns of a call, see `call_pattern`."""
+def _kinds_of_calls(axes: Sequence[str]) -> list[str]:
+    """Return the suffixes for all kinds of calls, see `kind_of_call`."""
     if QUERIES not in axes:
         return [""]
     single = (A_PAST, NO_PAST) if PAST in axes else (_SUFFIX_ONE_QUERY,)
     return [", several queries", *single]
 
 
-def content_conditions(
+def pattern_conditions(
     values: Sequence[str], masks: Sequence[str], lengths: Sequence[str], axes: Sequence[str]
 ) -> list[str]:
-    """Return all conditions on contents."""
-    patterns, batches = _call_patterns(axes), ("1", "> 1")
-    with_past = [pattern for pattern in patterns if pattern != NO_PAST]
-    names = [f"{name}{pattern}" for name in (*values, *masks) for pattern in patterns]
+    """Return all conditions on patterns."""
+    calls, batches = _kinds_of_calls(axes), ("1", "> 1")
+    with_past = [call for call in calls if call != NO_PAST]
+    names = [f"{name}{call}" for name in (*values, *masks) for call in calls]
     names = [name for name in names if not name.startswith(f"causal_future, {ONE_QUERY}")]
-    names += [f"{name}{pattern}" for name in lengths for pattern in with_past]
+    names += [f"{name}{call}" for name in lengths for call in with_past]
     names.append(SMALLEST)
     if BATCH in axes:
-        names += [f"{PLAIN}{pattern}, batch {size}" for pattern in patterns for size in batches]
+        names += [f"{PLAIN}{call}, batch {size}" for call in calls for size in batches]
         names += [
-            f"{name}{pattern}, batch {size}"
+            f"{name}{call}, batch {size}"
             for name in (*values, *masks)
             if name in _BY_BATCH
-            for pattern in with_past
+            for call in with_past
             # A single query without a past sees its own key alone.
-            if pattern != _SUFFIX_ONE_QUERY or KEYS in axes
+            if call != _SUFFIX_ONE_QUERY or KEYS in axes
             for size in batches
         ]
         names += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
     if lengths:
-        names += [f"{_LARGE_AND_EMPTY}{pattern}" for pattern in with_past]
+        names += [f"{_LARGE_AND_EMPTY}{call}" for call in with_past]
     if QUERIES in axes and PAST in axes:
         no_past = [name for name in (*values, *masks) if name in _WITHOUT_PAST]
         names += [f"{name}, several queries, no past" for name in no_past]
     return names
 
 
-def _has_no_effect(content: str, sizes: Sizes) -> bool:
-    """Return whether a content changes nothing at these sizes, or shows nothing."""
-    if content == "one_visible_element":
+def _has_no_effect(pattern: str, sizes: Sizes) -> bool:
+    """Return whether a pattern changes nothing at these sizes, or shows nothing."""
+    if pattern == "one_visible_element":
         return sizes.get(BATCH) == 1
-    return content in LENGTH_NAMES and not may_differ_in_length(sizes)
+    return pattern in LENGTH_NAMES and not may_differ_in_length(sizes)
 
 
-def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
-    """Yield the conditions that contents meet at these sizes."""
-    pattern, many = call_pattern(sizes), have_many_keys(sizes)
+def met_by_patterns(patterns: Sequence[str], sizes: Sizes) -> Iterator[str]:
+    """Yield the conditions that patterns meet at these sizes."""
+    call, many = kind_of_call(sizes), have_many_keys(sizes)
     batch = "1" if sizes.get(BATCH) == 1 else "> 1"
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few_keys = may_have_more and not many
     # Large logits scale batch elements in four ways: with one query in each, or one key visible to
     # it, only a large batch shows them all.
     few_elements = BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
-    small_batch = pattern == A_PAST and few_elements
+    small_batch = call == A_PAST and few_elements
     if (
-        {"empty_and_full", "large_logits"} <= set(contents)
+        {"empty_and_full", "large_logits"} <= set(patterns)
         and may_differ_in_length(sizes)
         and not few_elements
     ):
-        yield f"{_LARGE_AND_EMPTY}{pattern}"
-    for name in contents:
+        yield f"{_LARGE_AND_EMPTY}{call}"
+    for name in patterns:
         if _has_no_effect(name, sizes) or (
             name == "hidden_blocks" and may_have_more and not have_block_keys(sizes)
         ):
             continue
         too_few_keys = few_keys and name in _WITH_MANY_KEYS
         if not too_few_keys and not (small_batch and name == "large_logits"):
-            yield f"{name}{pattern}"
+            yield f"{name}{call}"
         if name in LENGTH_NAMES:
             yield f"{name}, batch {batch}"
         elif many:
-            yield f"{name}{pattern}, batch {batch}"
+            yield f"{name}{call}, batch {batch}"
         if not sizes.get(PAST):
-            yield f"{name}{pattern}, no past"
-    if not contents and are_smallest(sizes):
+            yield f"{name}{call}, no past"
+    if not patterns and are_smallest(sizes):
         yield SMALLEST
-    if not contents and BATCH in sizes:
-        yield f"{PLAIN}{pattern}, batch {batch}"
+    if not patterns and BATCH in sizes:
+        yield f"{PLAIN}{call}, batch {batch}"

@@ -9,8 +9,8 @@ import numpy as np
 
 from attn_export.cases import conditions
 from attn_export.cases.blocks import LAST, BlockSizes
-from attn_export.cases.contents import Content
 from attn_export.cases.draw import Sizes
+from attn_export.cases.input_patterns import InputPattern
 from attn_export.spec.inputs import BATCH, PAST
 
 CASE_COST, LEAST_COST = 2**20, 2**17
@@ -24,8 +24,8 @@ small cases is chosen."""
 _LATER = 1 / 32
 """The weight of a condition whose rank is not reached yet: no case meets 32 of them."""
 
-Choice = tuple[dict[str, int], tuple[Content, ...]]
-"""The sizes and the contents of a case."""
+Choice = tuple[dict[str, int], tuple[InputPattern, ...]]
+"""The sizes and the patterns of a case."""
 
 Fits = Callable[[Sizes], bool]
 """A function that returns whether the module accepts sizes; axes may be left out, whose sizes are
@@ -42,24 +42,24 @@ class Cover:
         self,
         axes: Sequence[str],
         blocks: BlockSizes | None,
-        content_conditions: Sequence[str],
+        pattern_conditions: Sequence[str],
         sizes: Sequence[dict[str, int]],
         costs: Sequence[int],
-        contents: Sequence[tuple[Content, ...]],
+        patterns: Sequence[tuple[InputPattern, ...]],
         *,
         bounded: bool = False,
     ) -> None:
         at_blocks = blocks.conditions() if blocks else {}
         ranks = {
-            **conditions.size_conditions(axes), **dict.fromkeys(content_conditions, 0), **at_blocks,
+            **conditions.size_conditions(axes), **dict.fromkeys(pattern_conditions, 0), **at_blocks,
         }  # fmt: skip
         self._names, self._ranks = list(ranks), np.array(list(ranks.values()))
         self._columns = {name: column for column, name in enumerate(self._names)}
         self._open = np.ones(len(self._names), np.float32)
-        self._axes, self._sizes, self._contents = axes, sizes, contents
+        self._axes, self._sizes, self._patterns = axes, sizes, patterns
         self._at_blocks = [self._columns[name] for name in at_blocks]
         self._costs, self._accepted = np.array(costs), np.ones(len(costs), np.bool_)
-        # Opaque contents hide faults of sizes, so there is a table for them and one for others.
+        # Opaque patterns hide faults of sizes, so there is a table for them and one for others.
         self._by_sizes = {
             is_opaque: self._table(
                 [
@@ -70,17 +70,17 @@ class Cover:
             )
             for is_opaque in (False, True)
         }
-        self._opaque = np.array([any(c.is_opaque for c in each) for each in contents])
-        keys = [_content_key(each) for each in sizes]
+        self._opaque = np.array([any(c.is_opaque for c in each) for each in patterns])
+        keys = [_pattern_key(each) for each in sizes]
         firsts = {key: keys.index(key) for key in keys}
         self._keys = np.array([list(firsts).index(key) for key in keys])
-        names = [[content.name for content in each] for each in contents]
-        self._by_contents = np.stack(
+        names = [[pattern.name for pattern in each] for each in patterns]
+        self._by_patterns = np.stack(
             [
-                self._table(conditions.met_by_contents(each, sizes[first]) for each in names)
+                self._table(conditions.met_by_patterns(each, sizes[first]) for each in names)
                 for first in firsts.values()
             ]
-        )  # [keys, contents, conditions]
+        )  # [keys, patterns, conditions]
 
         if bounded:
             self._open *= self._possible()
@@ -89,7 +89,7 @@ class Cover:
     def _possible(self) -> np.ndarray:
         """Return a mask of the conditions that cases meet whose sizes the module accepts."""
         by_sizes = [table[self._accepted].any(axis=0) for table in self._by_sizes.values()]
-        return np.asarray(np.any([*by_sizes, self._by_contents.any(axis=(0, 1))], axis=0))
+        return np.asarray(np.any([*by_sizes, self._by_patterns.any(axis=(0, 1))], axis=0))
 
     def missed(self, rank: float = math.inf) -> list[str]:
         """Return the conditions up to a rank that no chosen case meets, though some case could."""
@@ -146,7 +146,7 @@ class Cover:
                         budget -= int(self._costs[best[0]])
                         chosen.append(best)
             if len(chosen) == before:
-                return [(self._sizes[sizes], self._contents[each]) for sizes, each in chosen]
+                return [(self._sizes[sizes], self._patterns[each]) for sizes, each in chosen]
             budget += self._drop_needless(chosen)
 
     def _drop_needless(self, chosen: list[tuple[int, int]]) -> int:
@@ -175,31 +175,31 @@ class Cover:
         return False
 
     def _best(self, budget: int, wanted: np.ndarray, weights: np.ndarray) -> tuple[int, int] | None:
-        """Return the indices of the sizes and contents that meet most conditions for their cost.
+        """Return the indices of the sizes and patterns that meet most conditions for their cost.
 
         `wanted` has the weight of each condition. There are none if no case meets conditions of
         a total weight of 1.
         """
         best, gain = None, 0.0
-        by_contents = self._by_contents @ wanted  # [keys, contents]
+        by_patterns = self._by_patterns @ wanted  # [keys, patterns]
         for is_opaque, table in self._by_sizes.items():
             allowed = np.flatnonzero(self._opaque == is_opaque)
             if not allowed.size:
                 continue
-            met = table @ wanted + by_contents[:, allowed].max(axis=1)[self._keys]  # [sizes]
+            met = table @ wanted + by_patterns[:, allowed].max(axis=1)[self._keys]  # [sizes]
             usable = (met >= 1) & self._accepted & (self._costs <= budget)
             gains = np.where(usable, met / weights, 0)
             index = int(np.argmax(gains))
             if gains[index] > gain:
-                of_key = by_contents[self._keys[index], allowed]
+                of_key = by_patterns[self._keys[index], allowed]
                 best, gain = (index, int(allowed[np.argmax(of_key)])), float(gains[index])
         return best
 
-    def _met(self, size_index: int, content_index: int) -> np.ndarray:
+    def _met(self, size_index: int, pattern_index: int) -> np.ndarray:
         """Return a mask of the conditions that a case meets, `[conditions]`."""
-        by_sizes = self._by_sizes[bool(self._opaque[content_index])][size_index]
-        by_contents = self._by_contents[self._keys[size_index], content_index]
-        return np.asarray((by_sizes + by_contents) > 0)
+        by_sizes = self._by_sizes[bool(self._opaque[pattern_index])][size_index]
+        by_patterns = self._by_patterns[self._keys[size_index], pattern_index]
+        return np.asarray((by_sizes + by_patterns) > 0)
 
     def _table(self, met: Iterable[Iterable[str]]) -> np.ndarray:
         """Return 1 for each condition that is in a set, else 0: float32 `[sets, conditions]`."""
@@ -211,10 +211,10 @@ class Cover:
         return table
 
 
-def _content_key(sizes: Sizes) -> tuple[object, ...]:
-    """Return a key: sizes with equal keys meet the same conditions on contents."""
+def _pattern_key(sizes: Sizes) -> tuple[object, ...]:
+    """Return a key: sizes with equal keys meet the same conditions on patterns."""
     return (
-        conditions.call_pattern(sizes),
+        conditions.kind_of_call(sizes),
         sizes.get(BATCH) == 1,
         sizes.get(BATCH, 0) >= conditions.LEVELS[BATCH]["large"][0],
         conditions.have_many_keys(sizes),

@@ -265,11 +265,11 @@ def draw_inputs(
     """Return a random array for every input.
 
     Floating inputs are drawn from a normal distribution, integers from their range. In masks each
-    key is visible with probability `VISIBLE`. Key 0 is visible in every row, so that only contents
+    key is visible with probability `VISIBLE`. Key 0 is visible in every row, so that only patterns
     make fully masked rows.
     """
     if isinstance(inputs, FunctionInputs):
-        # Contents are written into views of the arrays, and a view needs rows that follow closely.
+        # Patterns are written into views of the arrays, and a view needs rows that follow closely.
         drawn = inputs.function(sizes, generator(*seed_words))
         return {name: np.require(array, requirements=("C", "W")) for name, array in drawn.items()}
     return {

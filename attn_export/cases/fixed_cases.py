@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.cases import blocks
-from attn_export.cases.contents import Content, DrawnCase
 from attn_export.cases.draw import ANY, Interface, Sizes, add_sums, draw_inputs
 from attn_export.cases.influence import base_case, base_sizes, changed_cases, draw_base
+from attn_export.cases.input_patterns import DrawnCase, InputPattern
 from attn_export.errors import first_few
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.spec.inputs import Threshold
@@ -34,11 +34,11 @@ def fixed_cases(interface: Interface) -> list[Case]:
     return cases
 
 
-def content_case(content: Content, interface: Interface) -> Case:
-    """Return the base case with other contents."""
+def pattern_case(pattern: InputPattern, interface: Interface) -> Case:
+    """Return the base case with other patterns."""
     drawn = draw_base(interface, base_sizes(interface))
-    content.change(drawn)
-    return Case(content.name, "probe", drawn.sizes, drawn.inputs, content.about)
+    pattern.change(drawn)
+    return Case(pattern.name, "probe", drawn.sizes, drawn.inputs, pattern.about)
 
 
 # -- NaN and Inf in one batch element ------------------------------------------------------------

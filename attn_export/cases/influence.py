@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from attn_export.cases.contents import DrawnCase
 from attn_export.cases.draw import (
     FunctionInputs,
     Interface,
@@ -22,6 +21,7 @@ from attn_export.cases.draw import (
     generator,
     limits,
 )
+from attn_export.cases.input_patterns import DrawnCase
 from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.measures import measure
 from attn_export.results import BASE, CHANGED, Case, Golden

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.cases import conditions
 from attn_export.cases.blocks import BLOCKS, BlockSizes
-from attn_export.cases.contents import EQUAL_KEYS, FUTURE, VALUES, Content, DrawnCase, is_mask
 from attn_export.cases.coverage import Choice, Cover, Fits
 from attn_export.cases.draw import (
     Bounds,
@@ -26,7 +25,15 @@ from attn_export.cases.draw import (
     largest,
 )
 from attn_export.cases.fixed_cases import far_calls, fixed_cases, long_cases
-from attn_export.cases.mask_contents import LARGE_BIASES, LENGTH_NAMES, LENGTHS, LOWEST, MASKS
+from attn_export.cases.input_patterns import (
+    EQUAL_KEYS,
+    FUTURE,
+    VALUES,
+    DrawnCase,
+    InputPattern,
+    is_mask,
+)
+from attn_export.cases.mask_patterns import LARGE_BIASES, LENGTH_NAMES, LENGTHS, LOWEST, MASKS
 from attn_export.errors import first_few
 from attn_export.results import Case
 from attn_export.spec import Input
@@ -65,49 +72,49 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The contents that a subject may have, by group."""
+    """The patterns that a subject may have, by group."""
 
-    values: tuple[Content, ...]
-    masks: tuple[Content, ...]
-    lengths: tuple[Content, ...]
+    values: tuple[InputPattern, ...]
+    masks: tuple[InputPattern, ...]
+    lengths: tuple[InputPattern, ...]
 
     @classmethod
     def of(cls, interface: Interface) -> Groups:
-        """Return the contents that apply to the inputs of a subject."""
+        """Return the patterns that apply to the inputs of a subject."""
         inputs, traits = interface.inputs, interface.traits
-        masks: tuple[Content, ...] = ()
+        masks: tuple[InputPattern, ...] = ()
         mask_inputs = [input_ for name, input_ in inputs.items() if is_mask(name, input_)]
         # Masks that a function of the user draws are not changed.
         if mask_inputs and not isinstance(inputs, FunctionInputs):
             floating = any(not m.dtype.startswith(("bool", "int")) for m in mask_inputs)
             masks = (*MASKS, LOWEST, LARGE_BIASES) if floating and traits.is_attention else MASKS
-        values: tuple[Content, ...] = VALUES
+        values: tuple[InputPattern, ...] = VALUES
         if traits.hides_future:
             values = (*values, FUTURE)
         if traits.is_attention and inputs.keys() & {"key", "past_key"}:
             values = (*values, EQUAL_KEYS)
         return cls(values, masks, LENGTHS if traits.in_place else ())
 
-    def content_conditions(self, axes: Sequence[str]) -> list[str]:
-        """Return all conditions on contents."""
+    def pattern_conditions(self, axes: Sequence[str]) -> list[str]:
+        """Return all conditions on patterns."""
         values, masks, lengths = (
-            [content.name for content in group] for group in (self.values, self.masks, self.lengths)
+            [pattern.name for pattern in group] for group in (self.values, self.masks, self.lengths)
         )
-        return conditions.content_conditions(values, masks, lengths, axes)
+        return conditions.pattern_conditions(values, masks, lengths, axes)
 
-    def combinations(self) -> list[tuple[Content, ...]]:
-        """Return the combinations of contents that a case may have, at most one of each group."""
-        # Lengths come first, since the contents of masks depend on them.
+    def combinations(self) -> list[tuple[InputPattern, ...]]:
+        """Return the combinations of patterns that a case may have, at most one of each group."""
+        # Lengths come first, since the patterns of masks depend on them.
         groups = ((None, *self.lengths), (None, *self.values), (None, *self.masks))
         combinations = [
-            tuple(content for content in contents if content is not None)
-            for contents in itertools.product(*groups)
+            tuple(pattern for pattern in patterns if pattern is not None)
+            for patterns in itertools.product(*groups)
         ]
-        return [contents for contents in combinations if _fit_together(contents)]
+        return [patterns for patterns in combinations if _fit_together(patterns)]
 
 
-def _fit_together(contents: Sequence[Content]) -> bool:
-    names = {content.name for content in contents}
+def _fit_together(patterns: Sequence[InputPattern]) -> bool:
+    names = {pattern.name for pattern in patterns}
     if names & {"all_keys_masked", "one_visible_element", "one_visible_key"}:
         return len(names) == 1
     alone = names & {"fully_masked_rows", "hidden_blocks"}
@@ -116,7 +123,7 @@ def _fit_together(contents: Sequence[Content]) -> bool:
         return names <= {*alone, *LENGTH_NAMES}
     # Unused cache entries are scaled up already: scaled twice, they would overflow.
     return "beyond_length" not in names or not (
-        "zero_tokens" in names or any(content.may_overflow for content in contents)
+        "zero_tokens" in names or any(pattern.may_overflow for pattern in patterns)
     )
 
 
@@ -148,9 +155,9 @@ def _plan_by_role(interface: Interface, fits: Fits, most_bytes: int) -> Plan:
     candidates = _candidates(axes, fits, sums, bounds, blocks)
     costs = [interface.case_bytes(each) for each in candidates]
     at_bounds = [f"{axis} {end}" for axis, ends in bounds.items() for end in (ends[0], ends[-1])]
-    wanted = [*groups.content_conditions(axes), *at_bounds]
-    contents = groups.combinations()
-    cover = Cover(axes, blocks, wanted, candidates, costs, contents, bounded=bool(bounds))
+    wanted = [*groups.pattern_conditions(axes), *at_bounds]
+    patterns = groups.combinations()
+    cover = Cover(axes, blocks, wanted, candidates, costs, patterns, bounded=bool(bounds))
     choices = cover.choose(budget, CASE_BYTES, fits, reserve=most_bytes * 5 // 9)
     budget -= sum(interface.case_bytes(chosen) for chosen, _ in choices)
     far, too_far = far_calls(interface, budget)
@@ -162,7 +169,7 @@ def _plan_by_role(interface: Interface, fits: Fits, most_bytes: int) -> Plan:
             f"no case reaches {first_few(unreached)}, where the module raises or a run would take "
             "too much time or memory"
         )
-    cases = [_case(sizes, contents, interface) for sizes, contents in _shuffle(choices)]
+    cases = [_case(sizes, patterns, interface) for sizes, patterns in _shuffle(choices)]
     return Plan((*cases, *fixed, *far), tuple(notes), interface)
 
 
@@ -253,7 +260,7 @@ def _is_filled(sizes: Sizes) -> bool:
 
 
 def _shuffle(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the cases in random order, the one with the smallest sizes and no contents first."""
+    """Return the cases in random order, the one with the smallest sizes and no patterns first."""
     # Some runtimes keep buffers, or a branch, from the first shape that they see.
     shuffled = [choices[index] for index in generator("order").permutation(len(choices))]
     plain = [choice for choice in shuffled if not choice[1]] or shuffled
@@ -269,23 +276,23 @@ def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, st
     return _case(sizes, (), Interface(inputs, {}, sums=sums))
 
 
-def _case(sizes: Sizes, contents: Sequence[Content], interface: Interface) -> Case:
+def _case(sizes: Sizes, patterns: Sequence[InputPattern], interface: Interface) -> Case:
     inputs = interface.inputs
     letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
     shown = [
         f"{letters.get(n, n)}{size}" for n, size in sorted(sizes.items()) if n not in interface.sums
     ]
-    name = "_".join([*(content.name for content in contents), *shown])
-    name = name if contents else "_".join(["shape", *shown])
+    name = "_".join([*(pattern.name for pattern in patterns), *shown])
+    name = name if patterns else "_".join(["shape", *shown])
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
     if interface.traits.in_place and _is_filled(sizes):
         drawn["past_length"][-1] = sizes["past_len"]
     case = DrawnCase(drawn, inputs, interface.traits, sizes, generator("contents", name))
-    for content in contents:
-        content.change(case)
-    about = "; ".join(content.about for content in contents) or conditions.PLAIN
-    may_overflow = any(content.may_overflow for content in contents)
+    for pattern in patterns:
+        pattern.change(case)
+    about = "; ".join(pattern.about for pattern in patterns) or conditions.PLAIN
+    may_overflow = any(pattern.may_overflow for pattern in patterns)
     return Case(
-        name, "probe" if contents else "shape", sizes, drawn, about, may_overflow,
-        tuple(content.name for content in contents),
+        name, "probe" if patterns else "shape", sizes, drawn, about, may_overflow,
+        tuple(pattern.name for pattern in patterns),
     )  # fmt: skip

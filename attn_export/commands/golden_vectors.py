@@ -15,7 +15,7 @@ import numpy as np
 
 from attn_export.bundle.golden import Start, write_index, write_inputs, write_outputs
 from attn_export.cases.influence import CLEARLY, check_influence, find_influence
-from attn_export.cases.mask_contents import MASKS
+from attn_export.cases.mask_patterns import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
 from attn_export.parts import parts
 from attn_export.quality import Budget

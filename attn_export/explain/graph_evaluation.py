@@ -81,12 +81,11 @@ def evaluate_graph(runner: GraphRunner, cases: Sequence[GoldenCase]) -> Evaluate
     for case in cases:
         if runner.graph_file.takes(case.sizes):
             try:
-                values = evaluation.values(runner.to_graph_layout(case.inputs))
+                found = evaluation.outputs_at(runner.to_graph_layout(case.inputs))
             except NotComputedError as error:
                 not_computed[case.name] = error
                 continue
-            outputs = runner.to_case_layout(evaluation.outputs_of(values))
-            right &= is_right(case.golden, outputs)
+            right &= is_right(case.golden, runner.to_case_layout(found))
     return EvaluatedGraph(runner, evaluation, right, not_computed)
 
 

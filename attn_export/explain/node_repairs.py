@@ -184,19 +184,21 @@ def _outputs_with(
     evaluation: Evaluation, repair: _Repair, changed: Sequence[onnx.NodeProto], values: Values
 ) -> dict[str, Array]:
     """Return the outputs of a graph some of whose nodes compute another function."""
-    after, moved, places = dict(values), set[str](), {id(node) for node in changed}
+    moved, places = set[str](), {id(node) for node in changed}
+
+    def compute(node: onnx.NodeProto, now: Values) -> Mapping[str, Array]:
+        is_moved, is_repaired = not moved.isdisjoint(names_read(node)), id(node) in places
+        found: dict[str, Any] = {}
+        if is_moved and (repair.of_output or not is_repaired):
+            found = evaluation.compute_node(node, now)
+        if is_repaired:
+            reads = node.output[:1] if repair.of_output else node.input
+            found[node.output[0]] = repair.function(*({**now, **found}[name] for name in reads))
+        moved.update(found)
+        return found
+
     with np.errstate(all="ignore"):
-        for node in evaluation.nodes:
-            if id(node) in places:
-                reads = node.output[:1] if repair.of_output else node.input
-                if repair.of_output and not moved.isdisjoint(names_read(node)):
-                    after |= evaluation.compute_node(node, after)
-                after[node.output[0]] = repair.function(*(after[name] for name in reads))
-                moved.add(node.output[0])
-            elif not moved.isdisjoint(names_read(node)):
-                after |= evaluation.compute_node(node, after)
-                moved.update(node.output)
-    return evaluation.outputs_of(after)
+        return evaluation.outputs_of(evaluation.walk(dict(values), compute))
 
 
 def nearest_repair(

@@ -7,7 +7,8 @@ The reference evaluator of onnx computes each node. `Attention` has an implement
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -120,7 +121,9 @@ OPERATORS: list[type[OpRun]] = [
 def names_read(node: onnx.NodeProto) -> set[str]:
     """Return the names of the values that a node and its subgraphs read."""
     bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    return {*node.input}.union(*(names_read(inner) for body in bodies for inner in body.node))
+    given = {output.name for body in bodies for output in body.output}
+    inner = (names_read(inner) for body in bodies for inner in body.node)
+    return {*node.input}.union(given, *inner)
 
 
 class Evaluation:
@@ -132,11 +135,9 @@ class Evaluation:
         producer: The node that computes each value, by the name of the value.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, name: str = "the graph", others: Sequence[type[OpRun]] = ()
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
         opset = next((o.version for o in model.opset_import if not o.domain), 0)
-        others = [*others, *([DequantizeLinear] if opset < _WITH_BLOCKS else ())]
+        others = [DequantizeLinear] if opset < _WITH_BLOCKS else []
         try:
             self.proto: onnx.ModelProto = widen_model(model)
             self._evaluator = BoundedEvaluator(self.proto, new_ops=[*OPERATORS, *others])
@@ -158,19 +159,41 @@ class Evaluation:
         """Read a graph from a file."""
         return cls(inlined(load_model(path)), path.name)
 
-    def values(self, inputs: Mapping[str, Array], compute: ComputesNode | None = None) -> Values:
+    def values(
+        self, inputs: Mapping[str, Array], compute: ComputesNode | None = None,
+        kept: Container[str] | None = None,
+    ) -> Values:  # fmt: skip
         """Return every value of the graph by name, computed from the graph inputs.
 
         `compute`: What computes each node.  [default: `compute_node`]
+        `kept`: The values that are not dropped after their last reader.  [default: all]
         """
-        compute = compute or self.compute_node
-        values: dict[str, Array | None] = {
-            "": None,
-            **self.initializers,
-            **{name: to_float64(array) for name, array in inputs.items()},
-        }
+        given = {name: to_float64(array) for name, array in inputs.items()}
+        start: dict[str, Array | None] = {"": None, **self.initializers, **given}
+        return self.walk(start, compute or self.compute_node, kept)
+
+    def outputs_at(
+        self, inputs: Mapping[str, Array], compute: ComputesNode | None = None
+    ) -> dict[str, Array]:
+        """Return the graph outputs for some inputs, without holding all other values."""
+        return self.outputs_of(self.values(inputs, compute, self.outputs))
+
+    def walk(
+        self, values: dict[str, Any], compute: Callable[[onnx.NodeProto, Any], Mapping[str, Any]],
+        kept: Container[str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Add to values what `compute` gives for each node, in order, and return them.
+
+        What stands for a value is up to `compute`. `kept` is as in `values`.
+        """
+        left = Counter(itertools.chain(*self._names_read.values()))
         for node in self.nodes:
             values |= compute(node, values)
+            if kept is not None:
+                left.subtract(self._names_read[id(node)])
+                for name in {*self._names_read[id(node)], *node.output} - {""}:
+                    if not left[name] and name not in kept:
+                        values.pop(name, None)
         return values
 
     def rounded_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
@@ -187,13 +210,16 @@ class Evaluation:
 
         Values that depend on replaced ones are recomputed, unless they are replaced themselves.
         """
-        recomputed, changed = {**values, **replaced}, set(replaced)
-        for node in self.nodes:
-            if not changed.isdisjoint(self._names_read[id(node)]):
-                recomputed |= self.compute_node(node, recomputed)
-                recomputed |= {name: replaced[name] for name in node.output if name in replaced}
-                changed.update(name for name in node.output if name)
-        return recomputed
+        changed = set(replaced)
+
+        def compute(node: onnx.NodeProto, now: Values) -> Mapping[str, Array]:
+            if changed.isdisjoint(self._names_read[id(node)]):
+                return {}
+            changed.update(filter(None, node.output))
+            kept = {name: replaced[name] for name in node.output if name in replaced}
+            return self.compute_node(node, now) | kept
+
+        return self.walk({**values, **replaced}, compute)
 
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, StepChange]

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -32,32 +32,34 @@ if TYPE_CHECKING:
 SCALED = re.compile(r"; inputs times (0\.[0-9]{1,9})\Z")
 """The end of the description of a case whose inputs were scaled down, see `allowed.usable`."""
 
-MANY, ENOUGH = 64, 16
+MANY_ELEMENTS, ENOUGH_ELEMENTS = 64, 16
 """Numbers of random elements: of so many some are hidden, and their root mean square is usual."""
 
 _WIDE = {"float32", "float64", "int64", "bool"}
 """The types of inputs that are not narrower than float32."""
 
-USUAL = (0.4, 2.5)
+USUAL_RMS = (0.4, 2.5)
 """The root mean square of random inputs, with a margin; it is 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a stored case.
+    """The inputs of a stored case of any module: they have any names, and True may hide or show.
 
     Attributes:
-        ours: Whether the case is that of a layer of ours. The inputs of users' modules have any
-            names, and True in a mask may mean either.
         compared: The ignored batch elements of which rows are compared in each output: all but
             padding, or what is stored of a whole model.
+        takes_nan: Whether NaN may be an input like others.
+        needed: What cases with two keys must have if there is a mask.
     """
 
     case: Case
     base: Case
-    ours: bool
     batch: str
     compared: Set[int] = frozenset()
+
+    takes_nan: ClassVar[bool] = True
+    needed: ClassVar[tuple[str, ...]] = ()
 
     @property
     def scale(self) -> float:
@@ -67,47 +69,87 @@ class _Inputs:
 
     def masks(self) -> Iterator[np.ndarray]:
         """Yield a mask of the hidden keys for each input that may hide keys."""
-        for name, array in self.case.inputs.items():
-            if not array.ndim or not array.size or (self.ours and name != "attn_mask"):
-                continue
-            if array.dtype == np.bool_:
-                yield ~array
-                if not self.ours:
-                    yield array
-            elif is_floating(array.dtype):
-                yield np.isneginf(array)
-            elif not self.ours and ((array == 0) | (array == 1)).all():
-                yield array == 0
-
-    def values(self) -> list[np.ndarray]:
-        """Return the floating inputs that are no masks, in float32.
-
-        Left out are caches with large values beyond their length, and inputs of a user's module
-        that are not random numbers of the usual size in the base case.
-        """
-        names = [
-            name
-            for name, array in self.case.inputs.items()
-            if array.size and is_floating(array.dtype)
-        ]
-        if not set(self.case.contents).isdisjoint(_LENGTH_LABELS):
-            names = [name for name in names if not name.startswith("past_")]
-        is_value = (lambda name: name != "attn_mask") if self.ours else self._is_usual
-        return [self.case.inputs[n].astype(np.float32, copy=False) for n in names if is_value(n)]
-
-    def _is_usual(self, name: str) -> bool:
-        array = self.base.inputs[name]
-        return array.size >= ENOUGH and USUAL[0] < _rms(array.astype(np.float32)) < USUAL[1]
+        for array in self.case.inputs.values():
+            if array.ndim and array.size:
+                if array.dtype == np.bool_:
+                    yield from (~array, array)
+                elif is_floating(array.dtype):
+                    yield np.isneginf(array)
+                elif ((array == 0) | (array == 1)).all():
+                    yield array == 0
 
     def keys(self) -> int:
         """Return the largest number of keys of a row of a mask."""
-        inputs = self.case.inputs
-        if self.ours and "past_length" in inputs:
-            lengths = inputs["past_length"]
-            by_batch = any(len(mask) == len(lengths) for mask in self.masks())
-            past = lengths.max() if by_batch else lengths.min()
-            return int(past) + int(inputs["query"].shape[1])
         return max((mask.shape[-1] for mask in self.masks()), default=0)
+
+    def values(self) -> list[np.ndarray]:
+        """Return the floating inputs that are no masks, in float32, but for unused caches."""
+        inputs = {n: x for n, x in self.case.inputs.items() if x.size and is_floating(x.dtype)}
+        if not set(self.case.contents).isdisjoint(_LENGTH_LABELS):  # large beyond their length
+            inputs = {n: x for n, x in inputs.items() if not n.startswith("past_")}
+        return [x.astype(np.float32, copy=False) for n, x in inputs.items() if self._is_value(n)]
+
+    def _is_value(self, name: str) -> bool:
+        """Return whether an input has random numbers of the usual size in the base case."""
+        array = self.base.inputs[name]
+        return array.size >= ENOUGH_ELEMENTS and USUAL_RMS[0] < _rms(array) < USUAL_RMS[1]
+
+    def are_shown(self, found: Sequence[bool]) -> bool:
+        """Return whether inputs show what is said of them, as far as each of the values does."""
+        return not found or any(found)
+
+    def not_random(self) -> Iterator[str]:
+        """Yield how inputs differ from the random ones that they are said to be."""
+        yield from ()
+
+
+class _LayerInputs(_Inputs):
+    """The inputs of a layer of ours, whose names are known."""
+
+    takes_nan, needed = False, ("left_padding", "right_padding")
+
+    def masks(self) -> Iterator[np.ndarray]:
+        """Yield a mask of the hidden keys."""
+        mask = self.case.inputs.get("attn_mask", np.zeros(0))
+        if mask.size:
+            yield ~mask if mask.dtype == np.bool_ else np.isneginf(mask)
+
+    def keys(self) -> int:
+        """Return the largest number of keys of a row of a mask."""
+        lengths = self.case.inputs.get("past_length")
+        if lengths is None:
+            return super().keys()
+        by_batch = any(len(mask) == len(lengths) for mask in self.masks())
+        past = lengths.max() if by_batch else lengths.min()
+        return int(past) + int(self.case.inputs["query"].shape[1])
+
+    def _is_value(self, name: str) -> bool:
+        return name != "attn_mask"
+
+    def are_shown(self, found: Sequence[bool]) -> bool:
+        """Return whether all inputs show what is said of them."""
+        return all(found)
+
+    def not_random(self) -> Iterator[str]:
+        """Yield how inputs differ from the random ones that they are said to be."""
+        (low, high), case = USUAL_RMS, self.case
+        if case.ignored_rows or LABELS.keys() & set(case.contents):
+            return
+        # Only narrow types overflow with random inputs, so that these are scaled down.
+        is_narrow = {array.dtype.name for array in case.inputs.values()} - _WIDE
+        scale = self.scale if is_narrow else 1.0
+        for array in self.values():
+            if array.size >= MANY_ELEMENTS and not low < (rms := _rms(array)) / scale < high:
+                yield f"is said to have random inputs, and their root mean square is {rms:.2g}"
+        is_far = case.sizes.get("past_len", 0) > 1000 or 1 in (
+            case.sizes["batch"], case.sizes["query_len"]
+        )  # fmt: skip
+        if case.name.startswith("far_") and is_far:
+            return  # no key is hidden there
+        for mask in self.masks():
+            hidden = mask[..., 1:]  # the first key is never hidden
+            if hidden.size >= MANY_ELEMENTS and hidden.all() == hidden.any():
+                yield "is said to have a random mask, and it is the same everywhere"
 
 
 _LabelCheck = Callable[[_Inputs], bool]
@@ -124,14 +166,17 @@ def _is_padded(inputs: _Inputs, *, left: bool) -> bool:
     """Return whether all rows hide keys at one end, or have one key at most."""
     if inputs.keys() <= 1:
         return True
-    in_place = inputs.ours and "past_length" in inputs.case.inputs
     for hidden in inputs.masks():
         starts = hidden[..., 1:] & ~hidden[..., :-1]
         ends = hidden[..., :-1] & ~hidden[..., 1:]
         if left:
             is_padding = not starts.any()
         else:  # beyond the length of a cache in place, all is visible
-            is_padding = (starts.sum(-1) <= 1).all() if in_place else not ends.any()
+            is_padding = (
+                (starts.sum(-1) <= 1).all()
+                if "past_length" in inputs.case.inputs
+                else not ends.any()
+            )
         if is_padding and hidden.any() and not hidden.all():
             return True
     return False
@@ -158,7 +203,7 @@ def _has_hidden_block(hidden: np.ndarray) -> bool:
 def _has_large_bias(inputs: _Inputs) -> bool:
     """Return whether a mask has numbers as large as biases are."""
     mask = inputs.case.inputs["attn_mask"].astype(np.float32)
-    return mask.size < MANY or float(np.abs(mask[np.isfinite(mask)]).max(initial=0)) >= 16
+    return mask.size < MANY_ELEMENTS or float(np.abs(mask[np.isfinite(mask)]).max(initial=0)) >= 16
 
 
 LOW = {2: -6e4, 4: -3e38, 8: -1e308}
@@ -173,8 +218,7 @@ def _values(is_so: Callable[[np.ndarray, float], bool]) -> _LabelCheck:
     """Return a check of all values, or of some of a user's module, given their scale."""
 
     def check(inputs: _Inputs) -> bool:
-        found = [is_so(array, inputs.scale) for array in inputs.values()]
-        return all(found) if inputs.ours else not found or any(found)
+        return inputs.are_shown([is_so(array, inputs.scale) for array in inputs.values()])
 
     return check
 
@@ -184,7 +228,7 @@ def _largest(array: np.ndarray) -> float:
 
 
 def _rms(array: np.ndarray) -> float:
-    norm: float = np.linalg.norm(array).item()
+    norm: float = np.linalg.norm(array.astype(np.float32, copy=False)).item()
     return norm / math.sqrt(array.size)
 
 
@@ -200,7 +244,7 @@ def _is_one_hot(array: np.ndarray, _: float) -> bool:
 
 def _has_zero_tokens(array: np.ndarray) -> bool:
     """Return whether tokens of an input are 0, or it has too few tokens."""
-    if array.ndim < 2 or not is_floating(array.dtype) or array[..., 0].size < MANY:
+    if array.ndim < 2 or not is_floating(array.dtype) or array[..., 0].size < MANY_ELEMENTS:
         return array.ndim > 1
     return bool((array == 0).all(-1).any())
 
@@ -214,7 +258,7 @@ def _has_equal_tokens(array: np.ndarray) -> bool:
 
 def _has_large_queries(inputs: _Inputs) -> bool:
     later = inputs.case.inputs["query"][:, 1:].astype(np.float32)
-    return later.size < MANY or _largest(later) >= 4 * inputs.scale
+    return later.size < MANY_ELEMENTS or _largest(later) >= 4 * inputs.scale
 
 
 def _has_short_pasts(inputs: _Inputs) -> bool:
@@ -246,9 +290,9 @@ LABELS: Mapping[str, _LabelCheck] = {
     "right_padding": lambda inputs: _is_padded(inputs, left=False),
     "lowest_float": _has_lowest,
     "large_biases": _has_large_bias,
-    "large_logits": _values(lambda x, scale: x.size < MANY or _largest(x) >= 4 * scale),
+    "large_logits": _values(lambda x, scale: x.size < MANY_ELEMENTS or _largest(x) >= 4 * scale),
     "small_inputs": _values(lambda x, _: _largest(x) <= 0.25),
-    "sharp": _values(lambda x, scale: x.size < MANY or _rms(x) >= 1.5 * scale),
+    "sharp": _values(lambda x, scale: x.size < MANY_ELEMENTS or _rms(x) >= 1.5 * scale),
     "tiny_values": _values(lambda x, _: _largest(x) <= 0.05),
     "outliers": _values(lambda x, scale: _largest(x) >= 100 * scale),
     "equal_tokens": _values(_tokens_are_equal),
@@ -278,7 +322,8 @@ def _all_wrong(
     manifest: Manifest, goldens: Sequence[Golden], *, ours: bool, batch: str
 ) -> Iterator[str]:
     base = next(golden.case for golden in goldens if golden.case.name == BASE)
-    stored = [_Inputs(g.case, base, ours, batch, compared_elements(g)) for g in goldens]
+    kind = _LayerInputs if ours else _Inputs
+    stored = [kind(golden.case, base, batch, compared_elements(golden)) for golden in goldens]
     for each, golden in zip(stored, goldens, strict=True):
         wrong = itertools.chain(
             _wrong(each, manifest.inputs), without_last(golden, manifest.outputs)
@@ -286,8 +331,7 @@ def _all_wrong(
         yield from (f"{each.case.name} {text}" for text in wrong)
         if not any(map(_has_finite, golden.expected.values())):
             yield f"{each.case.name} has no finite number in its truth"
-    has_mask = ours and "attn_mask" in manifest.inputs
-    for label in ("left_padding", "right_padding") if has_mask else ():
+    for label in kind.needed if "attn_mask" in manifest.inputs else ():
         if not any(label in each.case.contents and each.keys() > 1 for each in stored):
             yield f"no case with two keys has {label}"
 
@@ -302,34 +346,15 @@ def _wrong(inputs: _Inputs, signatures: Mapping[str, InputSignature]) -> Iterato
             yield f"has sizes {dict(sizes)}, and {name} is {list(array.shape)}"
         if array.dtype.name != signature.dtype:
             yield f"has {name} in {array.dtype.name}, not {signature.dtype}"
-    yield from wrongly_ignored(case, signatures, inputs.compared, inputs.batch, ours=inputs.ours)
+    if case.ignored_rows or not inputs.takes_nan:
+        yield from wrongly_ignored(case, signatures, inputs.compared, inputs.batch)
     for label in case.contents:
         if label in LABELS and not LABELS[label](inputs):
             yield f"is said to have {label}, and its inputs have not"
     changed = case.name.removeprefix(CHANGED)
     if changed != case.name and np.array_equal(case.inputs[changed], inputs.base.inputs[changed]):
         yield f"has the same {changed} as {BASE}"
-    if inputs.ours and not (case.ignored_rows or LABELS.keys() & set(case.contents)):
-        yield from _not_random(inputs)
-
-
-def _not_random(inputs: _Inputs) -> Iterator[str]:
-    (low, high), case = USUAL, inputs.case
-    # Only narrow types overflow with random inputs, so that these are scaled down.
-    is_narrow = {array.dtype.name for array in case.inputs.values()} - _WIDE
-    scale = inputs.scale if is_narrow else 1.0
-    for array in inputs.values():
-        if array.size >= MANY and not low < _rms(array) / scale < high:
-            yield f"is said to have random inputs, and their root mean square is {_rms(array):.2g}"
-    is_far = case.sizes.get("past_len", 0) > 1000 or 1 in (
-        case.sizes["batch"], case.sizes["query_len"]
-    )  # fmt: skip
-    if case.name.startswith("far_") and is_far:
-        return  # no key is hidden there
-    for mask in inputs.masks():
-        hidden = mask[..., 1:]  # the first key is never hidden
-        if hidden.size >= MANY and hidden.all() == hidden.any():
-            yield "is said to have a random mask, and it is the same everywhere"
+    yield from inputs.not_random()
 
 
 def _has_finite(array: np.ndarray) -> bool:

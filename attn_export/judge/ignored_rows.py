@@ -58,14 +58,11 @@ def rows_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
 
 
 def wrongly_ignored(
-    case: Case, signatures: Mapping[str, InputSignature], compared: Set[int], batch: str, *,
-    ours: bool,
-) -> Iterator[str]:  # fmt: skip
+    case: Case, signatures: Mapping[str, InputSignature], compared: Set[int], batch: str
+) -> Iterator[str]:
     """Yield what is wrong with `ignored_rows`: they must be the batch elements with NaN or Inf."""
     rows = set[int]()
     has_batch = any(s.shape[:1] == (batch,) for s in signatures.values())
-    if not (case.ignored_rows or ours):
-        return  # a user's module may take NaN or Inf
     for name, array in case.inputs.items():
         is_by_batch = array.ndim and (not has_batch or signatures[name].shape[:1] == (batch,))
         if is_by_batch and not is_finite_array(array) and name != "attn_mask":

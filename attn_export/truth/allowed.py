@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.draw import generator
+from attn_export.cases.input_patterns import FUTURE, VALUES
 from attn_export.measures import (
     EPS_FLOAT32,
     Measures,
@@ -43,7 +43,7 @@ happen to round that row well, one right result in 1,000 would fail."""
 _MOST_SHARP_ROWS = 250
 """The largest number of rows of which one sharp row is taken to have most of the error."""
 
-_SHARP_CONTENTS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
+_SHARP_PATTERNS = frozenset(content.name for content in (*VALUES, FUTURE) if content.is_sharp)
 
 _SAFETY = {np.dtype(np.float16): 5.0}
 """Factor on the error of random rounding, by the dtype of an output. Processors may add up float16
@@ -61,7 +61,7 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
     # The worst of short rows is one that nearly vanishes, for any number of rows.
     short = _have_short_rows({n: a.shape for n, a in outputs.items() if is_floating(a.dtype)})
-    sharp = rows <= _MOST_SHARP_ROWS and not _SHARP_CONTENTS.isdisjoint(contents)
+    sharp = rows <= _MOST_SHARP_ROWS and not _SHARP_PATTERNS.isdisjoint(contents)
     if short or sharp:
         return rows, _RUNS_OF_ONE_ROW
     return rows, next(runs for most, runs in RUNS if rows <= most)

@@ -7,7 +7,7 @@ outputs are replaced by those of a run that rounds each value to the graph's own
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -71,7 +71,7 @@ class GraphOracle(TruthSource):
         computed, left_out = [], []
         for case in cases:
             try:
-                self._evaluation.values(case.inputs)
+                self._evaluation.outputs_at(case.inputs)
                 computed.append(case)
             except NotComputedError as error:
                 if case.name == BASE or case.name.startswith(CHANGED):
@@ -103,12 +103,12 @@ class GraphOracle(TruthSource):
         eager = self._narrowed(rounded)
         decided = self._decisions(case.inputs, rounded)
 
+        def compute(node: onnx.NodeProto, values: Values) -> Values:
+            computed = evaluation.compute_node(node, values)
+            return {name: decided.get(name, array) for name, array in computed.items()}
+
         def truth_of(inputs: Arrays) -> Arrays:
-            values = evaluation.values(inputs)
-            other = {
-                n: a for n, a in decided.items() if not np.array_equal(a, cast(Any, values[n]))
-            }
-            return evaluation.outputs_of(evaluation.recompute(values, other) if other else values)
+            return evaluation.outputs_at(inputs, compute)
 
         _, count = run_count(eager, case.contents)
         runs = [self._run(case, number, decided) for number in range(count)]
@@ -166,8 +166,7 @@ class GraphOracle(TruthSource):
         mode = RandomRounding(self._eps, EPS_FLOAT32, seed_of(case.name, number))
         # On matrices this small, handing work over takes longer than doing it.
         with torch.no_grad(), threads(1):
-            values = _rounded(self._evaluation, case.inputs, mode, decided)
-            return self._evaluation.outputs_of(values)
+            return _rounded(self._evaluation, case.inputs, mode, decided)
 
 
 def _input_free(graph: Evaluation) -> dict[str, str]:
@@ -182,8 +181,8 @@ def _input_free(graph: Evaluation) -> dict[str, str]:
 
 def _rounded(
     graph: Evaluation, inputs: Arrays, mode: RandomRounding, decided: Values
-) -> Values:  # fmt: skip
-    """Return every value of a graph, with each operation rounded at random but those decided."""
+) -> Arrays:  # fmt: skip
+    """Return the outputs of a graph, with each operation rounded at random but those decided."""
     changes = _noisy_steps(mode)
 
     def compute(node: onnx.NodeProto, values: Values) -> Values:
@@ -201,7 +200,7 @@ def _rounded(
         computed = graph.compute_node(node, {**values, **operands})
         return {n: _noisy(a, mode) if is_float(a) else a for n, a in computed.items()}
 
-    return graph.values(inputs, compute)
+    return graph.outputs_at(inputs, compute)
 
 
 def _noisy(array: Any, mode: RandomRounding) -> np.ndarray:

@@ -134,7 +134,7 @@ class GraphRuns:
     def outputs(self, sizes: Sizes) -> Mapping[str, Any]:
         """Return the outputs at some sizes, by name."""
         drawn = draw_inputs(self.inputs, sizes, seed_words=("sizes",))
-        found: Mapping[str, Any] = self.evaluation.outputs_of(self.evaluation.values(drawn))
+        found: Mapping[str, Any] = self.evaluation.outputs_at(drawn)
         for name, array in found.items():
             if isinstance(array, np.ndarray):
                 _refuse_odd(self.name, name, array.dtype.name)

@@ -38,9 +38,9 @@ _Rows = dict[str, list[np.ndarray]]
 of their first …."""
 
 
-def seed_words(case: str, name: str) -> tuple[str, str, str]:
-    """Return the words of the seed of an input."""
-    return "whole", case, name
+def seed_words(*words: str) -> tuple[str, ...]:
+    """Return the words of the seed of a case, or with its name, of an input."""
+    return "whole", *words
 
 
 def reduce_if_large(folder: Path, most_bytes: int) -> tuple[str, ...]:

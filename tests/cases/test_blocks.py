@@ -17,9 +17,9 @@ from mutants.planting import Planter, float_values, plant
 from attn_export import build, verify
 from attn_export.cases import blocks
 from attn_export.cases.blocks import BlockSizes
-from attn_export.cases.contents import VALUES
 from attn_export.cases.draw import Interface, Sizes
-from attn_export.cases.mask_contents import LENGTHS, MASKS
+from attn_export.cases.input_patterns import VALUES
+from attn_export.cases.mask_patterns import LENGTHS, MASKS
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input
 

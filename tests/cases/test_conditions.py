@@ -6,11 +6,11 @@ import pytest
 
 from attn_export.cases.conditions import (
     SMALLEST,
-    content_conditions,
     corners,
     free_axes,
-    met_by_contents,
+    met_by_patterns,
     met_by_sizes,
+    pattern_conditions,
     size_conditions,
     tried_sizes,
 )
@@ -86,7 +86,7 @@ def conditions_met(axes: list[str]) -> set[str]:
     return found
 
 
-def test_contents_that_hide_faults_stand_for_single_sizes_only():
+def test_patterns_that_hide_faults_stand_for_single_sizes_only():
     sizes = {"batch": 7, "query_len": 1, "past_len": 16}
     found = set(met_by_sizes(sizes, CACHED, is_opaque=True))
     assert {"batch 7", "one query, past_len 16"} <= found
@@ -108,11 +108,11 @@ def test_contents_that_hide_faults_stand_for_single_sizes_only():
 )  # fmt: skip
 def test_each_content_is_wanted_in_each_form_of_a_call(wanted):
     masks = ["fully_masked_rows", "left_padding", "one_visible_key"]
-    assert wanted in content_conditions(["large_logits"], masks, [], CACHED)
+    assert wanted in pattern_conditions(["large_logits"], masks, [], CACHED)
 
 
 def test_without_queries_there_is_one_form():
-    assert content_conditions(["sharp"], [], [], ["frames"]) == ["sharp", SMALLEST]
+    assert pattern_conditions(["sharp"], [], [], ["frames"]) == ["sharp", SMALLEST]
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_without_queries_there_is_one_form():
     ],
     ids=str,
 )  # fmt: skip
-def test_contents_meet_what_they_say(contents, met):
+def test_patterns_meet_what_they_say(contents, met):
     sizes = {"batch": 2, "query_len": 1, "past_len": 17}
-    assert set(met) <= set(met_by_contents(contents, sizes))
+    assert set(met) <= set(met_by_patterns(contents, sizes))
 
 
 @pytest.mark.parametrize("name", ["large_logits", "left_padding", "fully_masked_rows"])
 def test_few_keys_show_little_of_what_many_show(name):
     few, many = ({"batch": 8, "query_len": 1, "past_len": past} for past in (3, 17))
-    assert f"{name}, one query, a past" not in set(met_by_contents([name], few))
-    assert f"{name}, one query, a past" in set(met_by_contents([name], many))
+    assert f"{name}, one query, a past" not in set(met_by_patterns([name], few))
+    assert f"{name}, one query, a past" in set(met_by_patterns([name], many))
 
 
 def test_corners_are_the_least_and_the_largest_of_each_axis_together():

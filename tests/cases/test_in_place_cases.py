@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import interface_of, small_spec
 
-from attn_export.cases.mask_contents import UNUSED_FACTOR, padding_of
+from attn_export.cases.mask_patterns import UNUSED_FACTOR, padding_of
 from attn_export.cases.plan import plan_cases
 from attn_export.export.subject import Subject
 from attn_export.results import BASE, Case

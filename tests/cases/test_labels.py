@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from conftest import interface_of, small_spec
 
-from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.draw import Interface
-from attn_export.cases.mask_contents import LENGTHS, LOWEST, MASKS
+from attn_export.cases.input_patterns import FUTURE, VALUES
+from attn_export.cases.mask_patterns import LENGTHS, LOWEST, MASKS
 from attn_export.cases.plan import plan_cases
 from attn_export.errors import BundleError
 from attn_export.judge.golden_index_check import LABELS, check_labels

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attn_export.cases import plan as plan_module
 from attn_export.cases.conditions import (
     free_axes,
-    met_by_contents,
+    met_by_patterns,
     met_by_sizes,
     size_conditions,
 )
@@ -95,10 +95,10 @@ def test_a_small_layer_meets_all_conditions_without_a_note(name):
     met = {
         condition
         for case in plan.cases
-        for found in (met_by_sizes(case.sizes, axes), met_by_contents(case.contents, case.sizes))
+        for found in (met_by_sizes(case.sizes, axes), met_by_patterns(case.contents, case.sizes))
         for condition in found
     }
-    wanted = Groups.of(interface_of(spec)).content_conditions(axes)
+    wanted = Groups.of(interface_of(spec)).pattern_conditions(axes)
     assert size_conditions(axes).keys() <= met
     assert set(wanted) <= met
     assert plan.notes == ()

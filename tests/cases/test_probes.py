@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from conftest import interface_of, small_spec
 
-from attn_export.cases.contents import VALUES
 from attn_export.cases.draw import Interface, add_sums
 from attn_export.cases.fixed_cases import (
     NON_FINITE,
-    content_case,
     fixed_cases,
+    pattern_case,
 )
 from attn_export.cases.influence import PROBE_SIZES
+from attn_export.cases.input_patterns import VALUES
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import Input
 
@@ -157,6 +157,6 @@ def test_infinity_is_in_one_key_that_is_masked(name, changes):
 def test_a_content_alone_is_a_change_of_the_base(content):
     spec = small_spec()
     base = cases_of()[BASE]
-    case = content_case(content, interface_of(spec))
+    case = pattern_case(content, interface_of(spec))
     assert (case.name, case.sizes, case.about) == (content.name, base.sizes, content.about)
     assert changed_inputs({BASE: base, "it": case}, "it") == {"query", "past_key", "past_value"}

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from attn_export import Subject, assert_parity, build
 from attn_export.bundle.golden import read_inputs, stored_cases
 from attn_export.bundle.manifest import GOLDEN
-from attn_export.cases.contents import VALUES, Content, DrawnCase
 from attn_export.cases.draw import draw_inputs
+from attn_export.cases.input_patterns import VALUES, DrawnCase, InputPattern
 from attn_export.errors import AttnExportError, ExportError, UsageError
 from attn_export.export.nested import InputTree
 from attn_export.export.trees import Axis
@@ -75,7 +75,7 @@ def test_each_case_has_the_inputs_of_the_function(tmp_path):
 
 
 @pytest.mark.parametrize("content", VALUES, ids=lambda content: content.name)
-def test_contents_are_written_into_inputs_of_any_layout(content: Content):
+def test_patterns_are_written_into_inputs_of_any_layout(content: InputPattern):
     def changed(layout: Any) -> np.ndarray:
         def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
             return {"input": layout(torch.from_numpy(rng.standard_normal((sizes["n"], 4, 6))))}

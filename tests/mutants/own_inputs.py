@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.cases.conditions import free_axes, tried_sizes
-from attn_export.cases.contents import DrawnCase
 from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs, generator
+from attn_export.cases.input_patterns import DrawnCase
 from attn_export.cases.plan import Groups
 from attn_export.export.subject import Subject
 from attn_export.results import Case

@@ -194,16 +194,16 @@ def _change_operands(
         return np.asarray(changes["operand"](array, {})) if array.dtype.kind == "f" else array
 
     steps = dict.fromkeys(("queries", "keys", "values", "weights"), plain(changed))
-    computed = dict(values)
-    for node in evaluation.nodes:
+
+    def compute(node: onnx.NodeProto, now: Values) -> Values:
         if node.op_type == "Attention":
-            computed |= evaluation.attention(node, computed, steps)
-            continue
+            return evaluation.attention(node, now, steps)
         operands = {}
         if node.op_type in {"MatMul", "Gemm"}:
-            operands = {n: changed(a) for n in node.input if (a := computed.get(n)) is not None}
-        computed |= evaluation.compute_node(node, {**computed, **operands})
-    return evaluation.outputs_of(computed)
+            operands = {n: changed(a) for n in node.input if (a := now.get(n)) is not None}
+        return evaluation.compute_node(node, {**now, **operands})
+
+    return evaluation.outputs_of(evaluation.walk(dict(values), compute))
 
 
 # -- changes ------------------------------------------------------------------------------------

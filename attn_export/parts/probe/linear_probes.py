@@ -9,13 +9,21 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from attn_export.cases.draw import generator
+from attn_export.cases.draw import draw_inputs
 from attn_export.dialect_names import LINEAR_OPSET
 from attn_export.explain.faults.fault import Changes, constant, plain, step
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import OPERATORS, Evaluation
 from attn_export.parts.probe.findings import Probe
-from attn_export.parts.probe.probe_graphs import HKV, B, D, H, ProbeGraph, make_model
+from attn_export.parts.probe.probe_graphs import (
+    HKV,
+    B,
+    D,
+    H,
+    ProbeGraph,
+    linear_inputs,
+    make_model,
+)
 from attn_export.tensorfile import Array, ArrayDict
 
 _TOKENS = 5
@@ -111,21 +119,14 @@ def _probe(name: str, about: str, graph: ProbeGraph, readings: Mapping[str, Chan
 
 def _drawn(graph: ProbeGraph) -> ArrayDict:
     """Return inputs that tell the readings apart."""
-    rng, rule = generator("fingerprint", graph.name), str(graph.attributes["update_rule"])
-
-    def heads(count: int, tokens: int = _TOKENS) -> Array:
-        return rng.standard_normal((B, tokens, count, D))
-
-    key = heads(HKV)
-    if "delta" in rule:  # unit keys that find much of what others wrote
-        key = _unit(heads(HKV, 1) + 0.5 * key)
-    inputs = {"query": heads(H), "key": key, "value": heads(HKV)}
-    arrays = {name: array.reshape(B, _TOKENS, -1) for name, array in inputs.items()}
-    if graph.past:
-        arrays["past_state"] = 4 * rng.standard_normal((B, HKV, D, D))
-    if "gated" in rule:
-        least = -1.0 if "delta" in rule else -1.5
-        arrays["decay"] = rng.uniform(least, least / 2, (B, _TOKENS, HKV))
-    if "delta" in rule:
-        arrays["beta"] = rng.uniform(0.6, 1.0, (B, _TOKENS, HKV))
-    return {name: array.astype(np.float32) for name, array in arrays.items()}
+    sizes = {"batch": B, "query_len": _TOKENS}
+    drawn = draw_inputs(linear_inputs(graph), sizes, seed_words=("fingerprint", graph.name))
+    least, key = -1.5, drawn["key"].reshape(B, _TOKENS, HKV, D)
+    if "beta" in drawn:  # unit keys that find much of what others wrote
+        least, drawn["key"] = -1.0, _unit(key[:, :1] + 0.5 * key).reshape(drawn["key"].shape)
+        drawn["beta"] = 0.8 + 0.2 * np.tanh(drawn["beta"])
+    if "decay" in drawn:
+        drawn["decay"] = least * (0.75 + 0.25 * np.tanh(drawn["decay"]))
+    if "past_state" in drawn:
+        drawn["past_state"] *= 4
+    return drawn

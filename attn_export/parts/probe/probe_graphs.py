@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import helper
 
-from attn_export.cases.contents import FUTURE, VALUES
-from attn_export.cases.draw import Interface, generator
-from attn_export.cases.fixed_cases import content_case
-from attn_export.cases.mask_contents import LOWEST, MASKS
+from attn_export.cases import draw
+from attn_export.cases.draw import Interface
+from attn_export.cases.fixed_cases import pattern_case
+from attn_export.cases.plan import Groups
 from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.float64.attention_steps import split_heads
@@ -96,7 +95,7 @@ def make_model(graph: ProbeGraph) -> onnx.ModelProto:
     if graph.operator == "LinearAttention":
         outputs["present_state"] = _STATE
     elif graph.past:
-        outputs |= dict.fromkeys(("present_key", "present_value"), _cache_type("total_len", graph))
+        outputs |= dict.fromkeys(("present_key", "present_value"), _cache("total_len", graph))
     domain = MICROSOFT if graph.dialect == ORT else ""
     node_inputs = [name if name in typed else "" for name in names]
     while not node_inputs[-1]:
@@ -112,49 +111,43 @@ def make_model(graph: ProbeGraph) -> onnx.ModelProto:
     return helper.make_model(onnx_graph, opset_imports=opsets, ir_version=_IR_VERSION)
 
 
-TensorType = tuple[str, list[str | int]]
-"""A dtype and a shape."""
+def _cache(length: str, graph: ProbeGraph) -> Input:
+    return Input(("batch", HKV, length, D), graph.dtype)
 
 
-def _cache_type(length: str, graph: ProbeGraph) -> TensorType:
-    return graph.dtype, ["batch", HKV, length, D]
-
-
-def _inputs(graph: ProbeGraph) -> dict[str, TensorType]:
-    new = _cache_type("key_len", graph)
-    inputs: dict[str, TensorType] = {
-        "query": (graph.dtype, ["batch", H, "query_len", D]), "key": new, "value": new,
-    }  # fmt: skip
+def _inputs(graph: ProbeGraph) -> dict[str, Input]:
+    new = _cache("key_len", graph)
+    query = Input(("batch", H, "query_len", D), graph.dtype)
+    inputs = {"query": query, "key": new, "value": new}
     if graph.mask:
         dtype = "bool" if graph.mask == "bool" else graph.dtype
-        inputs["attn_mask"] = dtype, ["batch", 1, "query_len", "key_len"]
+        inputs["attn_mask"] = Input(("batch", 1, "query_len", "key_len"), dtype)
     if graph.past:
-        inputs |= dict.fromkeys(("past_key", "past_value"), _cache_type("past_len", graph))
+        inputs |= dict.fromkeys(("past_key", "past_value"), _cache("past_len", graph))
     if graph.lengths:
-        inputs["lengths"] = "int64", ["batch"]
+        inputs["lengths"] = Input(("batch",), "int64")
     return inputs
 
 
-def _grouped_query_inputs(_: ProbeGraph) -> dict[str, TensorType]:
+def _grouped_query_inputs(graph: ProbeGraph) -> dict[str, Input]:
     """Return the inputs of `GroupQueryAttention` with a past, in their order."""
-    past: TensorType = ("float32", ["batch", HKV, "past_len", D])
-    new: TensorType = ("float32", ["batch", "query_len", HKV * D])
+    past, new = _cache("past_len", graph), Input(("batch", "query_len", HKV * D))
     return {
-        "query": ("float32", ["batch", "query_len", H * D]), "key": new, "value": new,
+        "query": Input(("batch", "query_len", H * D)), "key": new, "value": new,
         "past_key": past, "past_value": past,
-        "seqlens_k": ("int32", ["batch"]), "total": ("int32", []),
+        "seqlens_k": Input(("batch",), "int32"), "total": Input((), "int32"),
     }  # fmt: skip
 
 
-_STATE: TensorType = ("float32", ["batch", HKV, D, D])
+_STATE = Input(("batch", HKV, D, D))
 
 
-def _linear_inputs(graph: ProbeGraph) -> dict[str, TensorType]:
+def linear_inputs(graph: ProbeGraph) -> dict[str, Input]:
     """Return the inputs of `LinearAttention` by its rule, in their order."""
     rule = str(graph.attributes["update_rule"])
 
-    def tokens(heads: int, width: int = D) -> TensorType:
-        return graph.dtype, ["batch", "query_len", heads * width]
+    def tokens(heads: int, width: int = D) -> Input:
+        return Input(("batch", "query_len", heads * width), graph.dtype)
 
     inputs = {"query": tokens(H), "key": tokens(HKV), "value": tokens(HKV)}
     if graph.past:
@@ -166,23 +159,23 @@ def _linear_inputs(graph: ProbeGraph) -> dict[str, TensorType]:
     return inputs
 
 
-_ENDS: Mapping[str, tuple[Callable[[ProbeGraph], dict[str, TensorType]], tuple[str, ...]]] = {
+_ENDS: Mapping[str, tuple[Callable[[ProbeGraph], dict[str, Input]], tuple[str, ...]]] = {
     "Attention": (_inputs, ATTENTION_INPUTS),
     "GroupQueryAttention": (
         _grouped_query_inputs,
         ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total"),
     ),
     "LinearAttention": (
-        _linear_inputs, ("query", "key", "value", "past_state", "decay", "beta"),
+        linear_inputs, ("query", "key", "value", "past_state", "decay", "beta"),
     ),
 }  # fmt: skip
 """What gives the inputs of each operator, and the names of all of them in their order."""
 
 
-def _value_infos(typed: Mapping[str, TensorType]) -> list[onnx.ValueInfoProto]:
+def _value_infos(typed: Mapping[str, Input]) -> list[onnx.ValueInfoProto]:
     return [
-        helper.make_tensor_value_info(name, CODES[dtype], shape)
-        for name, (dtype, shape) in typed.items()
+        helper.make_tensor_value_info(name, CODES[end.dtype], end.shape)
+        for name, end in typed.items()
     ]
 
 
@@ -192,7 +185,7 @@ B, L = 2, 3
 
 
 def case_inputs(name: str, *, mask: str = "none", past: bool = False) -> ArrayDict:
-    """Return inputs of an `Attention` node with the contents of a test case of `build`.
+    """Return inputs of an `Attention` node with the input pattern of a test case of `build`.
 
     Queries, keys and values, which a layer would compute from its tokens, are drawn as tokens are.
     """
@@ -211,11 +204,9 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     layer = spec.inputs()
     new = Input(("batch", "query_len", HKV * D))
     inputs = {"query": layer["query"], "key": new, "value": new} | layer
-    contents = [*VALUES, FUTURE, *(MASKS if spec.mask else ())]
-    contents += [LOWEST] if spec.mask and spec.mask.dtype == "float" else []
-    cases = [
-        content_case(content, Interface(inputs, {}, spec.traits, spec.sums)) for content in contents
-    ]
+    interface = Interface(inputs, {}, spec.traits, spec.sums)
+    groups = Groups.of(interface)
+    cases = [pattern_case(pattern, interface) for pattern in (*groups.values, *groups.masks)]
     return {case.name: dict(case.inputs) for case in cases}
 
 
@@ -223,12 +214,6 @@ def draw_inputs(
     name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0
 ) -> ArrayDict:
     """Return queries, keys and values from a normal distribution, float32 `[B, heads, len, D]`."""
-    rng = generator("fingerprint", name)
-
-    def normal(heads: int, length: int) -> np.ndarray:
-        return rng.standard_normal((batch, heads, length, D)).astype(np.float32)
-
-    inputs = {"query": normal(H, queries), "key": normal(HKV, keys), "value": normal(HKV, keys)}
-    if past:
-        inputs |= {"past_key": normal(HKV, past), "past_value": normal(HKV, past)}
-    return inputs
+    sizes = {"batch": batch, "query_len": queries, "key_len": keys, "past_len": past}
+    inputs = _inputs(ProbeGraph(name, past=past > 0))
+    return draw.draw_inputs(inputs, sizes, seed_words=("fingerprint", name))

@@ -84,7 +84,7 @@ class _Search:
         found = set[int]()
         for name in names:
             found |= self._readers.get(name, set())
-            found |= {self._graph.producer[name]} if name in self._graph.producer else set()
+            found |= {self._graph.maker[name]} if name in self._graph.maker else set()
         return frozenset(found)
 
     def _run(self, nodes: Set[int], base: RoundedRun | None = None) -> RoundedRun:
@@ -155,10 +155,10 @@ class _Search:
             waiting, seen = [each.value], set[str]()
             while waiting:
                 name = waiting.pop()
-                maker = self._graph.producer.get(name)
+                maker = self._graph.maker.get(name)
                 is_exact = maker is not None and maker in run.kept
                 if is_exact and name not in seen:
-                    waiting += self._graph.reads[self._graph.producer[name]]
+                    waiting += self._graph.reads[self._graph.maker[name]]
                 elif name in self._analysis.values:
                     found.append(name)
                 seen.add(name)
@@ -194,7 +194,7 @@ class _Search:
         """Return the nodes in groups that are joined by what they read, in the order of ends."""
         groups: list[frozenset[int]] = []
         for n in sorted(nodes):
-            made = {self._graph.producer.get(name) for name in self._graph.reads[n]}
+            made = {self._graph.maker.get(name) for name in self._graph.reads[n]}
             joined = [group for group in groups if not group.isdisjoint(made)]
             groups = [group for group in groups if group not in joined]
             groups.append(frozenset({n}).union(*joined))

@@ -1,7 +1,6 @@
 """Runs of a graph that differ in how values are rounded, node by node beside each other.
 
-A run computes only what differs from the run that it is based on, and a value is dropped after its
-last reader.
+A run computes only what differs from the run that it is based on.
 """
 
 from __future__ import annotations
@@ -9,21 +8,19 @@ from __future__ import annotations
 import dataclasses
 import operator
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
+from onnx import NodeProto
 
 from attn_export.float64.evaluate import is_float
+from attn_export.float64.streamed import MOST_HELD_BYTES, joined
 from attn_export.measures import measure
 from attn_export.parts.value_ranges.float_formats import FloatFormat
 from attn_export.parts.value_ranges.range_rule import MOST_OF_ONE
-from attn_export.parts.value_ranges.streamed_graph import MOST_HELD, StreamedGraph
+from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.tensorfile import Array, to_float64
-
-_BLOCK = 2**22
-"""The number of elements of a weight that are multiplied together."""
 
 _STEP = 2**13
 """The number of elements that take as long as the fixed work of a node."""
@@ -80,6 +77,9 @@ class _Made:
         self.wide, self.narrow = wide, narrow
 
 
+_OfRuns = dict[RoundedRun, _Made]
+"""A value in the runs in which it is not that of their base."""
+
 _Observer = Callable[[RoundedRun, Seen], None]
 
 
@@ -99,7 +99,7 @@ class Lockstep:
         self.forms: dict[tuple[RoundingKind, str], Array] = {}
         self.memory: dict[str, tuple[Any, _Made]] = {}
         self._inputs: Mapping[str, Array] = {}
-        self._free = MOST_HELD
+        self._free = MOST_HELD_BYTES
         self.seconds = [0.0] * len(graph.nodes)
         """The time that the first run took in each node."""
         self.work = [0] * len(graph.nodes)
@@ -125,8 +125,8 @@ class Lockstep:
         if (run.rounding, run.clipped) != (base.rounding, base.clipped):
             nodes |= self.all_nodes - run.kept
         for name in run.narrow ^ base.narrow:
-            producer = self.graph.producer.get(name)
-            nodes |= self.graph.readers.get(name, set()) if producer is None else {producer}
+            maker = self.graph.maker.get(name)
+            nodes |= self.graph.readers.get(name, set()) if maker is None else {maker}
         return nodes
 
     def run(
@@ -140,7 +140,7 @@ class Lockstep:
         `runs`: A base comes before the runs that are based on it.
         """
         if inputs is not self._inputs:
-            self._inputs, self.memory, self._free = inputs, {}, MOST_HELD
+            self._inputs, self.memory, self._free = inputs, {}, MOST_HELD_BYTES
         return _Pass(self, inputs, runs, observe).outputs()
 
 
@@ -151,44 +151,48 @@ class _Pass:
     ) -> None:  # fmt: skip
         self._of, self._graph, self._runs = lockstep, lockstep.graph, runs
         self._observe = observe
-        self._values: dict[RoundedRun, dict[str, _Made]] = {run: {} for run in runs}
         self._apart = {run: lockstep.apart(run, run.base) for run in runs if run.base}
         self._rounded: dict[tuple[str, int], tuple[Array, Array]] = {}
-        self._uses = Counter(self._graph.uses)
         self._indices: dict[int, Array] = {}
         self._is_first = not any(lockstep.seconds)
-        for name in self._graph.inputs:
-            self._put(name, -1, dict.fromkeys(runs, to_float64(inputs[name])))
+        self._values: dict[str, _OfRuns] = {
+            name: self._of_runs(name, -1, dict.fromkeys(runs, to_float64(inputs[name])))
+            for name in self._graph.inputs
+        }
 
     def outputs(self) -> list[dict[str, Any]]:
         """Compute all nodes, and return the graph outputs of each run."""
-        for n, reads in enumerate(self._graph.reads):
-            if not self._graph.made[n]:
-                continue  # the transposed form of a weight
-            changed = [
-                run for run in self._runs
-                if not run.base or n in self._apart[run]
-                or not self._values[run].keys().isdisjoint(reads)
-            ]  # fmt: skip
-            self._compute(n, changed)
-            for name in reads:
-                self._uses[name] -= 1
-                if not self._uses[name] and name not in self._graph.outputs:
-                    for values in self._values.values():
-                        values.pop(name, None)
-            self._rounded.clear()
+        self._graph.walk(self._values, self._outputs_of, self._graph.outputs)
         return [{name: self._wide(run, name) for name in self._graph.outputs} for run in self._runs]
 
-    def _compute(self, n: int, runs: Sequence[RoundedRun]) -> None:
-        """Compute a node in the runs that may not do what their base does."""
+    def _outputs_of(self, node: NodeProto, values: Mapping[str, _OfRuns]) -> dict[str, _OfRuns]:
+        """Return what a node makes in the runs that may not do what their base does."""
+        n = self._graph.index[id(node)]
+        if not self._graph.made[n]:
+            return {}  # the transposed form of a weight
+        runs = [
+            run for run in self._runs
+            if not run.base or n in self._apart[run]
+            or any(run in values.get(name, ()) for name in self._graph.reads[n])
+        ]  # fmt: skip
         parts: list[dict[RoundedRun, Mapping[str, Any]]] = []
-        for weights in self._weights(n, runs):
+
+        def read(name: str) -> list[Any]:
+            return [self._read(run, name, n, {}) for run in runs]
+
+        for weights, moved in self._graph.pieces(node, self._graph.weights_read[n], read):
+            self._indices = moved
             parts.append(self._computed(n, runs, weights))
             if len(parts) > 1:
                 self._rounded.clear()
         computed = parts[0] if len(parts) == 1 else _joined(parts, runs)
-        for name in self._graph.made[n]:
-            self._put(name, n, {run: computed[run].get(name) for run in runs})
+        made = {
+            name: self._of_runs(name, n, {run: computed[run].get(name) for run in runs})
+            for name in self._graph.made[n]
+        }
+        self._rounded.clear()
+        self._indices = {}
+        return made
 
     def _computed(
         self, n: int, runs: Sequence[RoundedRun], weights: Mapping[str, Array]
@@ -209,68 +213,32 @@ class _Pass:
                 continue
             values = {"": None, **dict(zip(names, read, strict=True))}
             started = time.perf_counter()
-            found = computed[run] = self._graph.compute(n, values)
+            found = computed[run] = self._graph.compute_node(self._graph.nodes[n], values)
             if self._is_first and run is self._runs[0]:
                 self._of.seconds[n] += time.perf_counter() - started
                 arrays = (x for x in (*read, *found.values()) if isinstance(x, np.ndarray))
                 self._of.work[n] += _STEP + sum(x.size for x in arrays)
         return computed
 
-    def _weights(self, n: int, runs: Sequence[RoundedRun]) -> Iterator[dict[str, Array]]:
-        """Yield the weights of a node.
-
-        Those of a large product come in blocks of columns, those of a table as the rows that are
-        read, and the indices of these.
-        """
-        graph, names = self._graph, self._graph.weights_read[n]
-        large = [name for name in names if graph.is_large(name)]
-        if not large:
-            yield {name: graph.weight(name) for name in names}
-            return
-        node = graph.nodes[n]
-        is_rows = node.op_type == "Gather" and not any(a.i for a in node.attribute)
-        if self._in_blocks(n):
-            stored = graph.stored(large[0])
-            step = max(1, _BLOCK * stored.shape[-1] // stored.size)
-            for start in range(0, stored.shape[-1], step):
-                yield {large[0]: to_float64(np.asarray(stored[..., start : start + step]))}
-        elif is_rows and names == [node.input[0]]:
-            stored, count = graph.stored(large[0]), len(graph.stored(large[0]))
-            read = [self._read(run, node.input[1], n, {}) for run in runs]
-            rows = np.unique(np.concatenate([each.reshape(-1) for each in read]))
-            if not rows.size or rows[0] < -count or rows[-1] >= count:
-                yield {large[0]: graph.weight(large[0])}  # the node raises an error
-                return
-            rows = np.unique(rows % count)
-            self._indices = {id(each): np.searchsorted(rows, each % count) for each in read}
-            yield {large[0]: to_float64(np.asarray(stored[rows]))}
-            self._indices = {}
-        else:
-            yield {name: graph.weight(name) for name in names}
-
-    def _in_blocks(self, n: int) -> bool:
-        """Return whether a node is a product by a weight that is too large to hold."""
-        node = self._graph.nodes[n]
-        is_product = node.op_type == "MatMul" and self._graph.is_large(node.input[1])
-        return is_product and self._graph.size(node.input[1]) > _BLOCK
-
-    def _put(self, name: str, n: int, arrays: Mapping[RoundedRun, Any]) -> None:
-        """Store a value of each run, as made and as read by nodes in the narrow format."""
+    def _of_runs(self, name: str, n: int, arrays: Mapping[RoundedRun, Any]) -> _OfRuns:
+        """Return a value of each run, as made and as read by nodes in the narrow format."""
         moved, dtype = n in self._graph.moving, self._graph.dtypes.get(name, "")
         is_narrow = dtype in self._of.narrow_dtypes
+        found: _OfRuns = {}
         for run, array in arrays.items():
             is_in_float32 = n >= 0 and run.kept is self._of.all_nodes and not run.base
             if is_in_float32 and name in self._of.memory:
                 made = self._of.memory[name][1]
             else:
                 made = self._as_read(run, name, n, array, is_narrow=is_narrow, moved=moved)
-                if is_in_float32 and not self._in_blocks(n):
+                if is_in_float32 and not self._graph.in_blocks(self._graph.nodes[n]):
                     self._of.remember(name, array, made)
             if self._observe and isinstance(array, np.ndarray):
                 read = made.wide if made.narrow is None else made.narrow
                 self._observe(run, Seen(name, n, array, read))
-            if not run.base or not _is_equal(made, self._made(run.base, name)):
-                self._values[run][name] = made
+            if not run.base or not _is_equal(made, found.get(run.base)):
+                found[run] = made
+        return found
 
     def _as_read(
         self, run: RoundedRun, name: str, n: int, array: Any, *, is_narrow: bool, moved: bool
@@ -331,11 +299,12 @@ class _Pass:
         return self._indices.get(id(array), array) if self._indices else array
 
     def _made(self, run: RoundedRun, name: str) -> _Made | None:
-        made = self._values[run].get(name)
-        return self._values[run.base].get(name) if made is None and run.base else made
+        of_runs = self._values.get(name, {})
+        made = of_runs.get(run)
+        return of_runs.get(run.base) if made is None and run.base else made
 
     def _wide(self, run: RoundedRun, name: str) -> Any:
-        if name not in self._graph.producer and name not in self._graph.inputs:
+        if name not in self._graph.maker and name not in self._graph.inputs:
             return self._graph.weight(name)
         made = self._made(run, name)
         return made and made.wide
@@ -348,14 +317,13 @@ def _joined(
     parts: Sequence[Mapping[RoundedRun, Mapping[str, Any]]], runs: Sequence[RoundedRun]
 ) -> dict[RoundedRun, Mapping[str, Any]]:
     """Return the outputs of a node of which blocks of columns were computed."""
-    joined: dict[RoundedRun, Mapping[str, Any]] = {}
+    found: dict[RoundedRun, Mapping[str, Any]] = {}
     for run in runs:
         if run.base and all(part[run] is part[run.base] for part in parts):
-            joined[run] = joined[run.base]
+            found[run] = found[run.base]
         else:
-            names = parts[0][run]
-            joined[run] = {n: np.concatenate([part[run][n] for part in parts], -1) for n in names}
-    return joined
+            found[run] = joined([part[run] for part in parts])
+    return found
 
 
 def _is_equal(one: _Made, other: _Made | None) -> bool:

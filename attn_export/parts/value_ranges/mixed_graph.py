@@ -49,7 +49,7 @@ def write_mixed(
     """
     writer = _Writer(graph, kept, format_)
     model = writer.model()
-    large = sum(_bytes(tensor) for tensor in graph.proto.graph.initializer) >= _EMBEDDED_BELOW
+    large = sum(_bytes(tensor) for tensor in graph.model.graph.initializer) >= _EMBEDDED_BELOW
     data = path.with_name("data")
     with data.open("wb") if large else contextlib.nullcontext() as stream:
         for tensor in writer.tensors():
@@ -71,18 +71,18 @@ class _Writer:
     def __init__(self, graph: StreamedGraph, kept: KeptNodes, format_: FloatFormat) -> None:
         self._graph, self._kept, self._format = graph, kept, format_
         self._narrow = getattr(TensorProto, format_.name.upper())
-        self._names = {*graph.dtypes, *graph.producer, *graph.uses}
+        self._names = {*graph.dtypes, *graph.maker, *graph.uses}
         self._types: dict[str, int] = {}
         self._casts: dict[tuple[str, int], str] = {}
         self._weights: dict[tuple[str, int], str] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._opset = next(
-            (o.version for o in graph.proto.opset_import if o.domain in ("", "ai.onnx")), 1
+            (o.version for o in graph.model.opset_import if o.domain in ("", "ai.onnx")), 1
         )
 
     def model(self) -> onnx.ModelProto:
         """Return the model without its weights."""
-        source = self._graph.proto
+        source = self._graph.model
         weights = self._graph.weights()
         inputs = [value for value in source.graph.input if value.name not in weights]
         self._types |= dict.fromkeys((v.name for v in inputs), TensorProto.FLOAT)
@@ -100,7 +100,7 @@ class _Writer:
 
     def tensors(self) -> Iterator[TensorProto]:
         """Yield the weights in the types in which they are read."""
-        for tensor in self._graph.proto.graph.initializer:
+        for tensor in self._graph.model.graph.initializer:
             forms = {
                 type_: new for (name, type_), new in self._weights.items() if name == tensor.name
             }

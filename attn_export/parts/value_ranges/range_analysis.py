@@ -15,9 +15,8 @@ import numpy as np
 
 from attn_export.float64.evaluate import is_float
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.float_formats import FloatFormat
+from attn_export.parts.value_ranges.float_formats import FloatFormat, RangeFacts, facts_of
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun, Seen, amplified
-from attn_export.parts.value_ranges.range_facts import RangeFacts, facts_of
 from attn_export.parts.value_ranges.range_rule import (
     FACTOR,
     MOST_OF_ONE,
@@ -168,8 +167,8 @@ class _Analyser:
 
     def _add_weights(self) -> None:
         for name in sorted(self._graph.weights() & set(self._graph.uses)):
-            turned = name in self._graph.turned
-            if not turned and self._graph.dtypes.get(name) in self._lockstep.narrow_dtypes:
+            is_new = name not in self._graph.transposed
+            if is_new and self._graph.dtypes.get(name) in self._lockstep.narrow_dtypes:
                 stored = self._graph.stored(name) if self._graph.is_large(name) else None
                 array = self._graph.weight(name) if stored is None else stored
                 self._facts[name] = facts_of((name, "", "weight", -1), array, self._format)

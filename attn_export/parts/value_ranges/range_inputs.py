@@ -12,11 +12,8 @@ from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.commands.given_inputs import fitting, read_given
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.float64.bounded import refuse_unfit
-from attn_export.float64.evaluate import Values
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name
-from attn_export.parts.value_ranges.float_formats import FORMATS
-from attn_export.parts.value_ranges.lockstep import Lockstep
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.results import Case
 from attn_export.tensorfile import Array
@@ -60,11 +57,11 @@ def planned_sets(cases: Iterable[Case], source: str) -> InputSets:
 
 def random_sets(graph: StreamedGraph) -> InputSets:
     """Return random inputs of sizes at which a graph runs."""
-    model = graph.proto
+    model = graph.model
     inputs, known_sums, notes = described_inputs(model, {})
     names = set(graph.inputs)
     inputs = {name: input_ for name, input_ in inputs.items() if name in names}
-    runs = GraphRuns(_Streamed(graph), inputs, declared_outputs(model), str(graph.path))
+    runs = GraphRuns(graph, inputs, declared_outputs(model), str(graph.path))
     axes = axis_names(inputs, known_sums)
     sums = runs.sums(axes, known_sums, model)
     if sums is None:
@@ -81,26 +78,10 @@ def random_sets(graph: StreamedGraph) -> InputSets:
     raise GraphError(f"{graph.path} runs at no small sizes; give inputs with --inputs FILE.npz")
 
 
-class _Streamed:
-    """A streamed graph as `GraphRuns` runs it."""
-
-    def __init__(self, graph: StreamedGraph) -> None:
-        self.nodes = graph.nodes
-        self._lockstep = Lockstep(graph, next(iter(FORMATS.values())))
-
-    def values(self, inputs: Mapping[str, Array]) -> Values:
-        """Return the outputs for some inputs."""
-        return self._lockstep.run(inputs, [self._lockstep.wide()])[0]
-
-    def outputs_of(self, values: Values) -> Values:
-        """Return the outputs."""
-        return values
-
-
 def _checked(graph: StreamedGraph, given: Mapping[str, Any], source: str) -> dict[str, Array]:
     """Return arrays in the types of a graph's inputs; raise UsageError if they do not fit."""
-    values = {v.name: v for v in graph.proto.graph.input if v.name in graph.inputs}
-    for name, input_ in described_inputs(graph.proto, {})[0].items():
+    values = {v.name: v for v in graph.model.graph.input if v.name in graph.inputs}
+    for name, input_ in described_inputs(graph.model, {})[0].items():
         refuse_unfit(name, dataclasses.replace(input_, shape=()), graph.path)
     for name in values:
         if name not in given:

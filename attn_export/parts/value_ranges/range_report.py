@@ -13,9 +13,8 @@ from rich.console import Console
 
 from attn_export.errors import counted, printable
 from attn_export.measures import Measures
-from attn_export.parts.value_ranges.float_formats import FORMATS, FloatFormat
+from attn_export.parts.value_ranges.float_formats import FORMATS, FloatFormat, RangeFacts
 from attn_export.parts.value_ranges.range_analysis import Finding
-from attn_export.parts.value_ranges.range_facts import RangeFacts
 from attn_export.parts.value_ranges.range_result import Fix, RangeResult
 from attn_export.report.data import finite
 from attn_export.report.html import render_page

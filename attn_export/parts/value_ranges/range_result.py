@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from attn_export.errors import UsageError, printable
 from attn_export.measures import Measures
+from attn_export.parts.value_ranges.float_formats import RangeFacts
 from attn_export.parts.value_ranges.range_analysis import Analysis
-from attn_export.parts.value_ranges.range_facts import RangeFacts
 from attn_export.quality import parse_bound
 
 _LIMITS = {"findings": "<=", "error": "<=", "kept": "<=", "margin": ">="}

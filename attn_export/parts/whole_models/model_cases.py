@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from attn_export.cases.draw import MAX_SIZE, generator
+from attn_export.cases.draw import MAX_SIZE, draw_inputs, generator
 from attn_export.commands.given_inputs import solved_sizes
 from attn_export.errors import UsageError
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
-from attn_export.spec import Shape
+from attn_export.spec import Input, Shape
 from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
-from attn_export.tensorfile import numpy_dtype
+from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.truth.stored_evidence import seed_words
 
 SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
@@ -294,38 +294,44 @@ class CaseMaker:
 
     def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
         """Return the inputs of the graph, in its order."""
-        valid, past = situation.valid(), max(situation.past)
-        sizes, inputs = self.sizes(situation), {}
-        positions = (valid.cumsum(1) - 1).clip(0)
-        for name, end in self.entry.inputs.items():
-            random = generator(*seed_words(seed, name))
-            shape = [sizes.get(a, 0) if isinstance(a, str) else a for a in self.axes[name]]
-            make: Callable[[list[int], np.random.Generator], np.ndarray] = {
-                "ids": lambda s, r: self._ids(situation.tokens, s, r),
-                "mask": lambda s, _: valid[:, -s[1] :],
-                "positions": lambda *_: positions[:, past:],
-                "states mask": lambda s, _: np.ones(s),
-                "token types": lambda s, r: r.integers(0, 2, s),
-                "branch": lambda s, _: np.full(s, past > 0),
-                "window": lambda *_: np.array(self.limits.window),
-                "write at": lambda *_: np.array(situation.past),
-                "lengths": lambda *_: np.add(situation.past, situation.new),
-            }.get(end.role, lambda s, r: r.standard_normal(s))
-            inputs[name] = make(shape, random).astype(numpy_dtype(end.dtype))
-        return inputs
+        valid, past, sizes = situation.valid(), max(situation.past), self.sizes(situation)
+        patterns: dict[str, Callable[[np.ndarray], Any]] = {
+            "ids": lambda ids: self._ids(situation.tokens, ids, seed),
+            "mask": lambda mask: valid[:, -mask.shape[1] :],
+            "positions": lambda _: (valid.cumsum(1) - 1).clip(0)[:, past:],
+            "states mask": np.ones_like,
+            "branch": lambda branch: np.full(branch.shape, past > 0),
+            "window": lambda _: self.limits.window,
+            "write at": lambda _: situation.past,
+            "lengths": lambda _: np.add(situation.past, situation.new),
+        }
+        described = {n: self._described(end, sizes) for n, end in self.entry.inputs.items()}
+        drawn = draw_inputs(described, sizes, seed_words=seed_words(seed))
+        return {
+            name: np.asarray(patterns.get(end.role, np.asarray)(drawn[name])).astype(
+                numpy_dtype(end.dtype)
+            )
+            for name, end in self.entry.inputs.items()
+        }
 
-    def _ids(self, tokens: str, shape: list[int], random: np.random.Generator) -> np.ndarray:
-        """Return token ids: random, or those of a situation that is about them."""
-        if tokens == "largest":
-            return np.full(shape, self.limits.vocabulary - 1)
-        if tokens == "equal":
-            return np.full(shape, self.limits.vocabulary // 2)
-        if tokens == "special":
-            return random.choice(np.array(self.limits.special), shape)
-        if self.limits.tying:
-            others = np.setdiff1d(np.arange(self.limits.vocabulary), self.limits.tying)
-            return random.choice(others, shape)
-        return random.integers(0, self.limits.vocabulary, shape)
+    def _described(self, end: End, sizes: Mapping[str, int]) -> Input:
+        """Return the description of the random numbers of an input, whole ones in int64."""
+        shape = (sizes.get(a, 0) if isinstance(a, str) else a for a in self.axes[end.name])
+        high = self.limits.vocabulary - 1 if end.role == "ids" else 1
+        dtype = end.dtype if is_floating(numpy_dtype(end.dtype)) else "int64"
+        return Input(tuple(shape), dtype, 0, high, first=None)
+
+    def _ids(self, tokens: str, ids: np.ndarray, seed: str) -> np.ndarray | int:
+        """Return token ids: random ones, or those of a situation that is about them."""
+        if tokens in ("largest", "equal"):
+            at = {"largest": self.limits.vocabulary - 1, "equal": self.limits.vocabulary // 2}
+            return np.full(ids.shape, at[tokens])
+        if tokens != "special" and not self.limits.tying:
+            return ids
+        others = np.setdiff1d(np.arange(self.limits.vocabulary), self.limits.tying)
+        chosen = np.array(self.limits.special) if tokens == "special" else others
+        name = next(iter(self.entry.having("ids"))).name
+        return generator(*seed_words(seed, name)).choice(chosen, ids.shape)
 
     def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
         """Return the rows of an output that hold tokens, counted through all axes but the last."""

@@ -10,9 +10,9 @@ from conftest import interface_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.cases.contents import FUTURE, VALUES
-from attn_export.cases.fixed_cases import content_case
-from attn_export.cases.mask_contents import LOWEST, MASKS
+from attn_export.cases.fixed_cases import pattern_case
+from attn_export.cases.input_patterns import FUTURE, VALUES
+from attn_export.cases.mask_patterns import LOWEST, MASKS
 from attn_export.measures import measure_strictly
 from attn_export.parts.probe.findings import APART, CLOSE, SOMETHING_ELSE, attend
 from attn_export.parts.probe.precision import STEPS, bit_inputs, read_bits
@@ -102,7 +102,7 @@ def test_probes_have_the_inputs_that_a_build_tries(probe, case, mask, past):
         cache="append" if past else "none",
     )  # fmt: skip
     content = next(c for c in (*VALUES, FUTURE, *MASKS, LOWEST) if c.name == case)
-    built = content_case(content, interface_of(spec)).inputs
+    built = pattern_case(content, interface_of(spec)).inputs
     found = PROBES[probe].inputs
     query = found["query"].transpose(0, 2, 1, 3).reshape(built["query"].shape)
     np.testing.assert_array_equal(query, built["query"])

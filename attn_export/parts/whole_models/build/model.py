@@ -34,13 +34,17 @@ from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.parts import ModelKeywords
 from attn_export.parts.whole_models.build.call import OwnCall
 from attn_export.parts.whole_models.build.capture import CapturedDecoder
-from attn_export.parts.whole_models.build.cases import BuiltCases, with_index
 from attn_export.parts.whole_models.build.cross_capture import CapturedCrossDecoder
 from attn_export.parts.whole_models.build.encoder import (
     BuiltCrossEncoder,
     BuiltEncoder,
 )
-from attn_export.parts.whole_models.build.interface import heads_of, interface_of
+from attn_export.parts.whole_models.build.interface import (
+    BuiltCases,
+    heads_of,
+    interface_of,
+    with_index,
+)
 from attn_export.parts.whole_models.build.part import ModelPart, cut_model
 from attn_export.parts.whole_models.build.quantised_decoder import (
     BUDGET_OF_CACHE,

@@ -1,4 +1,4 @@
-"""Contents of cases: each changes only the inputs that it describes, as it describes."""
+"""Input patterns of cases: each changes only the inputs that it describes, as it describes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from conftest import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.cases.contents import (
+from attn_export.cases.draw import add_sums, draw_inputs, generator
+from attn_export.cases.input_patterns import (
     EQUAL_KEYS,
     FUTURE,
     HUGE,
@@ -25,12 +26,11 @@ from attn_export.cases.contents import (
     SMALLER,
     UNEVEN,
     VALUES,
-    Content,
     DrawnCase,
+    InputPattern,
     is_mask,
 )
-from attn_export.cases.draw import add_sums, draw_inputs, generator
-from attn_export.cases.mask_contents import (
+from attn_export.cases.mask_patterns import (
     BIASES,
     BLOCK_KEYS,
     LARGE_BIASES,
@@ -72,7 +72,7 @@ def shown(mask: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
-def test_each_content_says_what_it_is_and_what_it_shows(content: Content):
+def test_each_content_says_what_it_is_and_what_it_shows(content: InputPattern):
     assert content.about
     assert content.shows
 
@@ -183,7 +183,7 @@ def test_the_causal_future_is_loud_in_all_queries_but_the_first():
 @pytest.mark.parametrize("content", [*VALUES, *MASKS, LOWEST], ids=lambda content: content.name)
 @pytest.mark.parametrize("sizes", [(1, 1, 0), (1, 1, 1), (2, 1, 0), (1, 3, 0)], ids=str)
 @pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[L,S]", "bool[B,H,L,S]"])
-def test_contents_fit_the_smallest_sizes(content: Content, sizes, mask):
+def test_patterns_fit_the_smallest_sizes(content: InputPattern, sizes, mask):
     named = dict(zip(SIZES, sizes, strict=True))
     changed(content.name, named, attn_mask=mask)
 

@@ -1,4 +1,4 @@
-"""Contents of masks, and of the lengths of caches in place: changes of random inputs."""
+"""Input patterns of masks, and of the lengths of caches in place: changes of random inputs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.cases.contents import HUGE, HUGE_FLOAT16, Content, DrawnCase, multiply
 from attn_export.cases.draw import limits
+from attn_export.cases.input_patterns import HUGE, HUGE_FLOAT16, DrawnCase, InputPattern, multiply
 from attn_export.tensorfile import is_floating, lowest_number
 
-# -- contents of a cache that is written in place -----------------------------------------------
+# -- patterns of a cache that is written in place -----------------------------------------------
 
 UNUSED_FACTOR, UNUSED_FACTOR_NARROW = 2.0**80, 1e3
 """The factor on keys that are not in use: their scores stay finite, since kernels may read them,
@@ -54,20 +54,20 @@ def _empty_and_full(drawn: DrawnCase) -> None:
 
 
 LENGTHS = (
-    Content(
+    InputPattern(
         "beyond_length", "what is beyond the length is never seen", "keys behind the length",
         _beyond_length,
     ),
-    Content(
+    InputPattern(
         "empty_and_full", "batch elements have lengths of their own",
         "the length of one batch element for all", _empty_and_full,
     ),
 )  # fmt: skip
-LENGTH_NAMES = frozenset(content.name for content in LENGTHS)
-"""Names of contents that change nothing unless the past is at least 2 long."""
+LENGTH_NAMES = frozenset(pattern.name for pattern in LENGTHS)
+"""Names of patterns that change nothing unless the past is at least 2 long."""
 
 
-# -- contents of masks --------------------------------------------------------------------------
+# -- patterns of masks --------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,44 +227,44 @@ def _lowest(drawn: DrawnCase) -> None:
 
 
 MASKS = (
-    Content(
+    InputPattern(
         "nothing_masked", "every key is visible", "keys that are dropped",
         functools.partial(_fill, hidden=False),
     ),
-    Content(
+    InputPattern(
         "fully_masked_rows", "a row with nothing to attend to gives 0",
         "NaN or averages for masked rows", _masked_rows, is_opaque=True,
     ),
-    Content(
+    InputPattern(
         "all_keys_masked", "no row attends to anything", "NaN or averages for masked rows",
         functools.partial(_fill, hidden=True), is_opaque=True,
     ),
-    Content(
+    InputPattern(
         "one_visible_key", "a row with one key gives its value", "finite numbers for -inf",
         _one_visible, is_opaque=True, may_overflow=True,
     ),
-    Content(
+    InputPattern(
         "left_padding", "batch elements start late", "keys that are always visible",
         functools.partial(_pad, left=True),
     ),
-    Content(
+    InputPattern(
         "right_padding", "batch elements end early", "keys that are always visible",
         functools.partial(_pad, left=False),
     ),
-    Content(
+    InputPattern(
         "one_visible_element", "every batch element but one attends to nothing",
         "the mask of one batch element for all", _one_element, is_opaque=True,
     ),
-    Content(
+    InputPattern(
         "hidden_blocks", "blocks of keys are hidden between visible ones",
         "keys behind a hidden block that are dropped", _hidden_blocks,
     ),
 )  # fmt: skip
-LARGE_BIASES = Content(
+LARGE_BIASES = InputPattern(
     "large_biases", f"numbers from {BIASES[0]:g} to {BIASES[-1]:g} are added to scores",
     "masks that are clipped, or taken for hidden keys", _large_biases, is_sharp=True,
 )  # fmt: skip
-LOWEST = Content(
+LOWEST = InputPattern(
     "lowest_float", "finfo.min is a low score, not a masked key", "low scores taken for -inf",
     _lowest,
 )  # fmt: skip

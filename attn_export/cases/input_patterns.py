@@ -1,7 +1,7 @@
-"""Contents of values: changes of random inputs that show more faults than random numbers.
+"""Input patterns of values: changes of random inputs that show more faults than random numbers.
 
 A case has at most one change of each group: values (this file), masks, and lengths of a cache in
-place (both in `mask_contents`).
+place (both in `mask_patterns`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TINY, TINY_CACHE, TINY_STATE, TINY_FLOAT16 = 2.0**-100, 2.0**-120, 2.0**-20, 2.0
 
 @dataclasses.dataclass(frozen=True)
 class DrawnCase:
-    """Random inputs of a case, which a `Content` changes in place.
+    """Random inputs of a case, which a `InputPattern` changes in place.
 
     Attributes:
         traits: What is known of the subject.
@@ -78,7 +78,7 @@ Change = Callable[[DrawnCase], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Content:
+class InputPattern:
     """A named change of random inputs.
 
     Attributes:
@@ -242,46 +242,46 @@ def _multiply_part(array: np.ndarray, factor: float) -> None:
 
 
 VALUES = (
-    Content(
+    InputPattern(
         "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot",
         "softmax without its maximum, clipped scores", _large_logits,
         is_opaque=True, may_overflow=True, is_sharp=True,
     ),
-    Content(
+    InputPattern(
         "small_inputs", f"inputs times {SMALL:g} and less: softmax close to uniform",
         "numbers below a threshold taken for 0", _small, is_opaque=True,
     ),
-    Content(
+    InputPattern(
         "sharp", f"inputs times {SHARP:g}: some keys weigh more",
         "query head h and K/V head h // q_per_kv, wrong scales",
         functools.partial(_multiply_all, factor=SHARP), may_overflow=True, is_sharp=True,
     ),
-    Content(
+    InputPattern(
         "tiny_values", "inputs next to the smallest numbers",
         "small numbers flushed to 0", _tiny, is_opaque=True,
     ),
-    Content(
+    InputPattern(
         "outliers", f"elements of up to {OUTLIER:g} in each input", "numbers cut at a limit",
         _outliers, is_opaque=True, may_overflow=True, is_sharp=True,
     ),
-    Content(
+    InputPattern(
         "equal_tokens", "all tokens of a sequence and all elements of a row alike",
         "ties, norms of constant rows", _equal_tokens, is_opaque=True,
     ),
-    Content(
+    InputPattern(
         "one_hot_rows", "a power of 2 in each row, else zeros", "rounding to few bits", _one_hot,
         is_opaque=True, is_sharp=True,
     ),
-    Content(
+    InputPattern(
         "zero_tokens", "every third token, key and value is 0", "zeros taken for padding",
         _zero_tokens,
     ),
 )  # fmt: skip
-EQUAL_KEYS = Content(
+EQUAL_KEYS = InputPattern(
     "equal_keys", "keys are equal, and their values are not", "equal scores counted once",
     _equal_keys, may_overflow=True, is_sharp=True,
 )  # fmt: skip
-FUTURE = Content(
+FUTURE = InputPattern(
     "causal_future", "keys after the query's own are hidden", "a causal mask that is too wide",
     _large_future, may_overflow=True, is_sharp=True,
 )  # fmt: skip
