@@ -46,7 +46,7 @@ TINY, TINY_CACHE, TINY_STATE, TINY_FLOAT16 = 2.0**-100, 2.0**-120, 2.0**-20, 2.0
 
 @dataclasses.dataclass(frozen=True)
 class DrawnCase:
-    """Random inputs of a case, which a `InputPattern` changes in place.
+    """Random inputs of a case, which an `InputPattern` changes in place.
 
     Attributes:
         traits: What is known of the subject.
