@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 
 from attn_export.explain.faults.fault import (
+    MOST_HEADS,
     Changes,
     Fault,
     GraphPlace,
@@ -45,7 +47,7 @@ def attention(*tags: str) -> Locator:
             }
             if found.issuperset(tags):
                 compute = functools.partial(_change_steps, evaluation, node)
-                yield GraphPlace("", node.name, compute=compute)
+                yield GraphPlace("", node.name, given={"heads": MOST_HEADS}, compute=compute)
 
     return places
 
@@ -221,3 +223,24 @@ IN_ATTENTION: Final = (
          {"products": _products_with_values, "attended": _sums_of_keys})),
 )  # fmt: skip
 """Faults of heads and masks."""
+
+
+def _swap_heads(a: int, b: int) -> StepChange:
+    def change(attended: Array, _: StepValues) -> Array:
+        order = np.arange(attended.shape[1])
+        order[[a, b]] = b, a
+        return attended[:, order]
+
+    return change
+
+
+_MOST_SWAPPED = 32
+"""The number of query heads, from the first on, of which every pair is tried."""
+
+MANY_IN_ATTENTION: Final = rows(
+    ANY,
+    *(("swapped heads", f"the results of query heads {a} and {b} are swapped",
+       {"attended": _swap_heads(a, b)})
+      for a, b in itertools.combinations(range(_MOST_SWAPPED), 2)),
+)  # fmt: skip
+"""Pairs of heads. One with a head beyond those of the node is impossible."""

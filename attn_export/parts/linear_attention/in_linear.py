@@ -13,11 +13,10 @@ from attn_export.explain.faults.attention import SCALES
 from attn_export.explain.faults.fault import (
     Changes,
     Fault,
-    Fitted,
     GraphPlace,
     Locator,
+    by_factor,
     constant,
-    fitted,
     plain,
     repeat_first,
     roll,
@@ -229,12 +228,8 @@ KNOWN: Final = (
         ("normalised", "the operator divides queries by their lengths", {"queries": plain(_unit)}),
         ("normalised", "the operator divides queries and keys by their lengths",
          {"keys": plain(_unit), "queries": plain(_unit)})),
+    by_factor(_ANY, "scale", "the scale of linear attention is multiplied by {factor}", "scale"),
+    by_factor(_GATED, "gate in log space", "the decay is multiplied by {factor}", "log_kept"),
+    by_factor(_DELTA, "rate", "beta is multiplied by {factor}", "rate", "found_rate"),
 )  # fmt: skip
 """Known faults of linear attention."""
-
-FITTED: Final[tuple[Fitted, ...]] = (
-    fitted(_ANY, "scale", "the scale of linear attention is multiplied by {factor}", "scale"),
-    fitted(_GATED, "gate in log space", "the decay is multiplied by {factor}", "log_kept"),
-    fitted(_DELTA, "rate", "beta is multiplied by {factor}", "rate", "found_rate"),
-)
-"""Faults of linear attention with a factor that is searched for."""
