@@ -22,6 +22,7 @@ from attn_export.explain.match import matches
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.float64.evaluate import Evaluation, Values
+from attn_export.measures import element_errors
 from attn_export.results import Arrays
 
 CONTENTS = ("outliers", "large_logits", "sharp", "lowest_float")
@@ -71,8 +72,8 @@ def causes_of(evaluation: Evaluation, seen: Iterable[tuple[Values, Arrays]]) -> 
 
 def differs(evidence: Evidence) -> bool:
     return any(
-        np.abs(evidence.actual[name].astype(np.float64) - right).max(initial=0)
-        > 1e-5 * max(np.abs(right).max(initial=0), 1.0)
+        element_errors(evidence.actual[name].astype(np.float64), right).max(initial=0)
+        > 1e-4 * max(np.abs(right[np.isfinite(right)]).max(initial=0), 1.0)
         for name, right in evidence.right.items()
     )
 
@@ -107,7 +108,7 @@ def _evaluated(spec: str) -> tuple[Evaluation, Arrays, list[tuple[Arrays, Values
     small.sort(key=lambda case: case.sizes["query_len"])
     several = [c for c in small if c.sizes["batch"] > 1 and 2 < c.sizes["query_len"] < 40]
     names = (*CONTENTS, "fully_masked", "causal")
-    others = (next((c for c in small if c.name.startswith(name)), None) for name in names)
+    others = [case for name in names for case in [c for c in small[::-1] if name in c.name][:2]]
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
-    chosen = [case.inputs for case in (*several[::6][:5], *filter(None, others))]
+    chosen = [case.inputs for case in (*several[::6][:5], *others)]
     return evaluation, parameters, [(inputs, evaluation.values(inputs)) for inputs in chosen]
