@@ -63,7 +63,8 @@ ANY, CAUSAL, CAPPED = attention(), attention("causal"), attention("capped")
 # -- changes ------------------------------------------------------------------------------------
 
 
-def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
+def scale_of_width(wrong_scale: Callable[[float, float], float]) -> StepChange:
+    """Return the change of a scale by a function of it and the width of heads."""
     return lambda scale, steps: wrong_scale(scale, steps["queries"].shape[-1])
 
 
@@ -144,7 +145,7 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
 """Wrong scales: functions of the right scale and the head width, by clause."""
 
 IN_ATTENTION: Final = (
-    *(Fault(ANY, "scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
+    *(Fault(ANY, "scale", f"the softmax scale {effect}", {"scale": scale_of_width(wrong_scale)})
       for effect, wrong_scale in SCALES.items()),
     *rows(ANY,
         ("scale", "the softmax scale is 1/sqrt(embed_dim), of all heads together",

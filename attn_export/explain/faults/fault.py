@@ -221,13 +221,6 @@ def round_to_bfloat16(x: Array, _: object = None) -> Array:
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-WRONG_SCALES: Mapping[str, StepChange] = {
-    "halved": times(0.5), "doubled": times(2), "squared": plain(np.square),
-    "rounded to bfloat16": round_to_bfloat16,
-}  # fmt: skip
-"""Wrong scales of any tensor of integers."""
-
-
 # -- places -------------------------------------------------------------------------------------
 
 

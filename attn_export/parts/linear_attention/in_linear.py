@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from attn_export.explain.faults.attention import SCALES
+from attn_export.explain.faults.attention import SCALES, scale_of_width
 from attn_export.explain.faults.fault import (
     Changes,
     Fault,
@@ -81,10 +81,6 @@ def _lengths(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
 # -- changes ------------------------------------------------------------------------------------
 
 
-def _scale(wrong: Callable[[float, float], float]) -> StepChange:
-    return lambda scale, at: wrong(scale, at["queries"].shape[-1])
-
-
 def _turned(x: Array) -> Array:
     if x.shape[-1] != x.shape[-2]:
         raise ValueError("the state is not square")
@@ -128,7 +124,8 @@ _ANY, _GATED = _nodes(*_RULES), _nodes("gated", "gated_delta")
 _DELTA, _PLAIN = _nodes("delta", "gated_delta"), _nodes("linear", "gated")
 
 KNOWN: Final = (
-    *(Fault(_ANY, "scale", f"the scale of linear attention {effect}", {"scale": _scale(wrong)})
+    *(Fault(_ANY, "scale", f"the scale of linear attention {effect}",
+            {"scale": scale_of_width(wrong)})
       for effect, wrong in SCALES.items()),
     *rows(_ANY,
         ("tiled heads", "query head h reads the state of head h % Hkv in place of h // (H / Hkv)",
