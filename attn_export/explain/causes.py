@@ -19,8 +19,8 @@ from attn_export.explain.explanation import (
     Lines,
     line_suffix,
 )
-from attn_export.explain.faults.fault import Match
 from attn_export.explain.graph_run import GoldenCase, GraphRun
+from attn_export.explain.match import Match
 from attn_export.explain.pattern import Pattern
 from attn_export.float64.evaluate import NotComputedError
 from attn_export.quality import Quality
@@ -131,10 +131,14 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     # An observed relation comes before a fault that would have to be made in some rows alone.
     observed = first is not None and bool(first.relation)
     matches = [match for match in observations.matches if not (observed and match.only)]
-    matches.sort(key=lambda match: first is None or match.node not in {first.node, *first.among})
+    matches.sort(
+        key=lambda match: first is None or match.fault.node not in {first.node, *first.among}
+    )
     if first is not None and first.in_weights:
         # Wrong weights are seen: a fault at another node only has the same effect.
-        matches = [m for m in matches if m.node in first.relation or m.node == first.node]
+        matches = [
+            m for m in matches if m.fault.node in first.relation or m.fault.node == first.node
+        ]
     causes = [_cause(match, lines, clause) for match in matches]
     if first is None:
         return [*not_computed, *causes]
@@ -154,10 +158,12 @@ def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     # An observed difference comes before a fault that only gives similar numbers.
     best = matches[0] if matches else None
     # A fault at another node may only cancel the fault.
-    located = best is not None and (from_right_graph or best.node in {first.node, *first.among})
+    located = best is not None and (
+        from_right_graph or best.fault.node in {first.node, *first.among}
+    )
     if best is None or not located or _is_weaker(best, first) or observations.lossy:
         return [*not_computed, changed, *causes]
-    if first.node not in causes[0].sentence and best.node not in first.among:
+    if first.node not in causes[0].sentence and best.fault.node not in first.among:
         both = f"{causes[0].sentence}; it differs from {observations.reference} first at {location}"
         causes[0] = dataclasses.replace(causes[0], sentence=both)
     return [*not_computed, *causes, changed]
@@ -200,16 +206,15 @@ def _runtime_causes(
 
 def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
     """Return a known fault as a cause, in a sentence that begins with `clause`."""
-    line = lines.get(match.node, "")
-    named = match.node and match.node not in match.effect
-    location = (f", at {match.node}" if named else "") + line_suffix(line)
+    node, effect = match.fault.node, match.fault.effect
+    line = lines.get(node, "")
+    location = (f", at {node}" if node and node not in effect else "") + line_suffix(line)
     only = f", but only {match.only}" if match.only else ""
-    effect = match.effect
     if clause.endswith(_CORRECTION):
         effect = effect.replace("what it should be", "what it is")
     says = f"{effect}{only}{location} ({_explained_share(match)})"
     sentence = f"{clause}: {says}{ending}"
-    return Cause(match.kind, sentence, match.node, line, match.unexplained)
+    return Cause(match.fault.kind, sentence, node, line, match.unexplained)
 
 
 def _explained_share(match: Match) -> str:

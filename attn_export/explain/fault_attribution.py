@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from attn_export.explain.branches import in_one_branch
+from attn_export.explain.comparison import Evidence
 from attn_export.explain.eager_values import ValueReference, first_unmatched_node
 from attn_export.explain.explanation import Blame, Deviation, Lines, OutOfTime
-from attn_export.explain.faults.fault import Evidence, Match
 from attn_export.explain.graph_evaluation import (
     EvaluatedGraph,
     evaluate_if_right,
@@ -27,7 +27,7 @@ from attn_export.explain.localise import (
     value_error,
     write_with_all_outputs,
 )
-from attn_export.explain.match import matches
+from attn_export.explain.match import Match, matches
 from attn_export.explain.node_differences import NO_SUCH_NODE
 from attn_export.explain.value_relations import first_relation
 from attn_export.float64.evaluate import Values
@@ -96,7 +96,7 @@ def known_faults(
         thorough = first is None or not first.relation
         matching = matches(base.evaluation, evidence, out_of_time, thorough=thorough)
         if right is None:  # a correction must make the outputs right, which no rounding does
-            matching = [match for match in matching if match.exact and not match.is_rounding]
+            matching = [match for match in matching if match.exact and not match.fault.is_rounding]
         elif first is not None and suspect is not None and not suspect.right:
             tried = [(case, suspect.values(case)) for case in cases[:ALIKE]]
             matching = [
@@ -120,8 +120,7 @@ def _gives(
     values = right.values(case)
     if values is None or wrong_values is None or name not in right.evaluation.producer:
         return True
-    replaced = match.place.replaced(values, match.fault.changes)
-    mistaken = right.evaluation.recompute(values, replaced)
+    mistaken = match.fault.values(right.evaluation, values)
     before, after = (value_error(wrong_values[name], x[name]) for x in (values, mistaken))
     return after <= max(GRAPHS_AGREE, before / 2)
 

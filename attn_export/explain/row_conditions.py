@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
 
-from attn_export.explain.faults.fault import Evidence
+from attn_export.explain.comparison import Evidence, Rows
 from attn_export.explain.input_roles import axes_of, input_roles
 from attn_export.explain.pattern import separating_conditions
 from attn_export.float64.evaluate import Evaluation
 from attn_export.tensorfile import Array
-
-Rows = Mapping[str, tuple[Array, Array]]
-"""The rows in which a fault is made, and those that it would change but are right: two bool
-arrays without the last axis of the output, by the name of the output."""
 
 HIDDEN = -1e29
 """The number up to which an element of a float mask hides a key."""

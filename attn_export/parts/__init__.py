@@ -67,8 +67,7 @@ class Part:
         operators: The module that computes further operators in float64. It holds `OPERATORS`.
         lowers: The module that replaces the nodes of an operator of ai.onnx in a dialect. It holds
             `lower(model, dialect)`.
-        faults: Modules of further known faults: `KNOWN` and `FITTED`, as in
-            `explain/faults/known`.
+        faults: Modules of further known faults: `KNOWN`, as in `explain/match`.
         tests_need: The names of what the part's tests need to be installed.
     """
 

@@ -244,6 +244,22 @@ def softmax_in(kind: int) -> Callable[[Graph], None]:
     return change
 
 
+def initializer(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
+    return lambda graph: graph.set_initializer(name, change)
+
+
+def added_in_first_part(graph: Graph) -> None:
+    for node in graph.all("Sub", "rotary"):
+        node.op_type = "Add"
+
+
+def sines_for_cosines(graph: Graph) -> None:
+    cosine, sine = graph.one("Mul", "Mul_2").output[0], graph.one("Mul", "Mul_3").output[0]
+    other = {cosine: sine, sine: cosine}
+    for node in graph.all("Mul", "rotary"):
+        node.input[1] = other[node.input[1]]
+
+
 FAULTS = (
     Planted("scale_of_wider_head", "gqa", scale_of_width(lambda D: (D + 1) ** -0.5), ("scale",),
             "head_dim + 1"),
@@ -271,6 +287,8 @@ FAULTS = (
     Planted("positions_one_late", "rich", positions_one_late, ("position offset",), "too high"),
     Planted("positions_from_zero", "rich", positions_from_zero, ("position offset",), "start at 0"),
     Planted("rotated_backwards", "rich", rotated_backwards, ("rotation reversed",)),
+    Planted("sine_added", "rich", added_in_first_part, ("rotation sign",)),
+    Planted("sines_for_cosines", "rich", sines_for_cosines, ("rotation swapped",)),
     Planted("another_rotary_base", "rich", frequencies_of_another_base, ("rotary frequencies",),
             "500000"),
     Planted("window_one_wider", "rich", window_one_wider, ("window offset",)),

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from graph_faults import Planted
+from graph_faults import Planted, initializer
 from graph_surgery import Graph
-from known_faults import initializer
 from onnx import TensorProto, helper
 
 Change = Callable[[Graph], None]

@@ -53,7 +53,7 @@ def test_a_fault_is_found_although_the_outputs_are_transposed(suspect: Evaluated
     outputs = {"one": {"y": case.inputs["x"] + BIAS}}
     trial = GraphRun(SimpleNamespace(outputs=outputs), (case,), ())
     found, _ = known_faults(suspect, None, trial, [case], lambda _: False)
-    assert [match.kind for match in found] == ["missing bias"]
+    assert [match.fault.kind for match in found] == ["missing bias"]
 
 
 def test_a_graph_that_cannot_be_computed_from_rounded_values_has_no_lossy_node(

@@ -13,7 +13,7 @@ from shared import extended
 from attn_export import build
 from attn_export.bundle.manifest import read_manifest
 from attn_export.commands.explain_bundle import explain
-from attn_export.explain.faults.fault import Evidence
+from attn_export.explain.comparison import Evidence
 from attn_export.explain.graph_evaluation import evaluate_graph
 from attn_export.explain.graph_run import (
     GoldenCase,

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from attn_export.explain.faults.inputs import IN_INPUTS
-from attn_export.explain.faults.known import made_in
 from attn_export.explain.input_roles import input_roles
+from attn_export.explain.match import made_in
 from attn_export.float64.evaluate import Evaluation
 
 B, L, P = 2, 3, 4

@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping
-from operator import attrgetter
 
 import numpy as np
 import onnx
 import pytest
+from causes import CAUSES
 from conftest import ROOT
-from graph_faults import Planted, bundle_of
+from fault_specs import SPECS
+from graph_faults import bundle_of
 from graph_surgery import Graph
-from known_faults import KNOWN_FAULTS
-from named_causes import first_cause, first_cause_of
+from named_causes import SPEC_OF, causes_of_fault, first_cause, first_cause_of
 
-from attn_export.dialect_names import graph_name
 from attn_export.explain.faults.inputs import IN_PRODUCTS
-from attn_export.explain.faults.known import KNOWN, MANY, made_in
+from attn_export.explain.match import KNOWN, MANY, made_in
 from attn_export.float64.evaluate import Evaluation
 
 PLANTED_IN = (
@@ -26,6 +25,7 @@ PLANTED_IN = (
     "explain/test_known",
     "explain/test_planted_*",
     "judge/*_faults",
+    "judge/causes",
     "parts/*/*_faults",
 )
 """The files whose tests plant faults and require their cause by its kind."""
@@ -46,19 +46,25 @@ def test_each_kind_is_planted():
     assert {fault.kind for fault in (*KNOWN, *MANY)} <= planted()
 
 
+def test_each_cause_is_that_of_a_fault():
+    assert CAUSES.keys() == SPEC_OF.keys()
+
+
 def test_no_two_rows_say_the_same_of_a_place():
     said = Counter((fault.at, fault.kind, fault.effect) for fault in (*KNOWN, *MANY))
     assert [row for row, count in said.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=attrgetter("name"))
-@pytest.mark.every(4)
-def test_a_planted_fault_is_named_first(fault: Planted):
-    bundle = bundle_of(fault.spec)
-    graph = Graph(onnx.load(bundle / graph_name(fault.dialect)))
-    fault.change(graph)
-    found = first_cause(bundle, onnx.load(bundle / "model.onnx"), graph.model)
-    assert found == fault.kinds[0]
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(f"named {SPEC_OF[name]}"))
+        for name in sorted(SPEC_OF, key=lambda name: [*SPECS].index(SPEC_OF[name]))
+    ],
+)
+@pytest.mark.every(6)
+def test_a_fault_of_attention_is_named_first(name: str):
+    assert causes_of_fault(name)[:1] == [CAUSES[name]]
 
 
 def test_an_order_of_inputs_that_is_left_out_is_named_first():
@@ -85,7 +91,7 @@ def test_rounding_is_named_only_where_all_rows_are_wrong(positions: slice, kind:
         values = mine.values(inputs)
         (rounding,) = made_in(IN_PRODUCTS[:1], mine, values)
         output = mine.outputs_of(values)["output"]
-        error = rounding.outputs(mine, values)["output"] - output
+        error = mine.outputs_of(rounding.values(mine, values))["output"] - output
         error[:, positions] = 0.0
         return {"output": output + error}
 

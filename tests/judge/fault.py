@@ -64,6 +64,10 @@ def float_mask(spec: AttentionSpec) -> bool:
     return spec.mask is not None and spec.mask.dtype == "float"
 
 
+def bool_mask(spec: AttentionSpec) -> bool:
+    return spec.mask is not None and spec.mask.dtype == "bool"
+
+
 def mask_has(axis: str) -> Applies:
     return lambda spec: spec.mask is not None and axis in spec.mask.axes
 

@@ -12,6 +12,7 @@ import numpy as np
 from added_key_faults import ADDED_KEYS
 from fault import (
     Fault,
+    bool_mask,
     both,
     float_mask,
     gives_weights,
@@ -20,15 +21,19 @@ from fault import (
     has_cache,
     has_norm,
     has_rotary,
+    in_place,
     is_causal,
     is_causal_with_past,
     mask_has,
     no,
     one_width,
     scales,
+    several_kv_heads,
     shares_some_heads,
 )
 from in_place_faults import IN_PLACE
+from numpy_attention import softmax
+from numpy_positions import offsets
 from packing_faults import PACKING
 from position_faults import POSITIONS
 from score_faults import SCORES
@@ -270,8 +275,43 @@ OUTPUTS = (
     ),
 )
 
+OF_SEVERAL = (
+    Fault("kv_heads_reversed", "h uses the last for the first",
+          {"kv_head": c.value(lambda heads: heads[::-1])}, several_kv_heads),
+    Fault("one_kv_head", "0 for all", {"kv_head": c.value(np.zeros_like)}, several_kv_heads),
+    Fault("heads_reversed", "the last first", {"attended": c.value(c.swap(1))}),
+    Fault("heads_shifted", "that of h + 1", {"attended": c.value(lambda x: np.roll(x, -1, 1))}),
+    Fault("k_bias_twice", "added twice", {"parameters": lambda w, _: {
+        **w, "k_proj.bias": 2 * w["k_proj.bias"]}}, both(has_bias("k"), has_cache)),
+    Fault("key_0_dropped", "keys from 1 on", {"visible": c.rows(np.s_[..., 0], np.zeros_like)}),
+    Fault("causal_added", "keys up to the query alone",
+          {"visible": lambda seen, at: seen & (offsets(at["P"], at["shape"]) <= 0)},
+          both(no(is_causal), no(in_place))),
+    Fault("own_key_alone", "one key each",
+          {"causal": lambda _, at: offsets(at["P"], at["shape"]) == 0}, is_causal),
+    Fault("causal_reversed", "keys from the query on",
+          {"causal": lambda _, at: offsets(at["P"], at["shape"]) >= 0}, is_causal),
+    Fault("mask_or_causal", "either shows a key",
+          {"visible": lambda _, at: at["causal"] | at["mask"]}, both(is_causal, bool_mask)),
+    Fault("mask_not_of_past", "keys of the past are seen",
+          {"mask": lambda m, at: m | (np.arange(m.shape[-1]) < at["P"])},
+          both(has_cache, bool_mask)),
+    Fault("past_ignored", "new keys alone",
+          {"visible": lambda seen, at: seen & (np.arange(seen.shape[-1]) >= at["P"])}, has_cache),
+    Fault("past_of_keys_of_one_batch_row", "row 0's for all", {"parts": lambda parts, _: [
+        (c.first_of(0)(parts[0][0]), parts[0][1]), parts[1]]}, has_cache),
+    Fault("past_shifted", "values one key late", {"parts": lambda parts, _: [
+        (parts[0][0], np.roll(parts[0][1], 1, 2)), parts[1]]}, has_cache),
+    Fault("softmax_base_2", "2 for e", {"softmax": lambda _, at: softmax(
+        at["scores"] * np.float32(np.log(2)))}, no(lambda spec: spec.sinks)),
+    Fault("softmax_not_normalised", "no division", {"softmax": lambda w, _: np.nan_to_num(
+        w / w.max(-1, keepdims=True))}, no(lambda spec: spec.sinks)),
+    Fault("sink_of_0", "one more score", {"softmax": lambda _, at: softmax(
+        at["scores"], sinks=np.zeros((1, 1, 1), np.float32))}, no(lambda spec: spec.sinks)),
+)  # fmt: skip
+
 FAULTS = (
     *SCALE, *HEADS, *MASK, *CAUSAL, *MASKED_ROWS, *BIAS, *CACHE, *SOFTMAX, *PRECISION, *OUTPUTS,
-    *POSITIONS, *STRETCHED, *SCORES, *PACKING, *ADDED_KEYS, *IN_PLACE,
+    *OF_SEVERAL, *POSITIONS, *STRETCHED, *SCORES, *PACKING, *ADDED_KEYS, *IN_PLACE,
 )  # fmt: skip
 """All planted faults, by name."""

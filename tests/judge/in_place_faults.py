@@ -94,6 +94,8 @@ WRITING = (
           {"written_after": of_row_0}, in_place),
     Fault("written_where_longest_is", "one place for all rows",
           {"written_after": of_longest}, in_place),
+    Fault("not_written", "the buffers as they were", {"kv": lambda _, at: [
+        at["inputs"]["past_key"], at["inputs"]["past_value"]]}, in_place),
     Fault("present_key_not_written", "the buffer as it was",
           c.output("present_key", lambda _, at: at["inputs"]["past_key"]), in_place),
     Fault("present_value_not_written", "the buffer as it was",

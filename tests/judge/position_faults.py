@@ -139,6 +139,11 @@ ROTARY = (
           {"rotated_k": lambda _, at: positions.rotated(
               at.get("normed_k", at["projected_k"]), -at["inv_freq"], at["positions"],
               at["layout"], at["magnitude"])}, has_rotary),
+    Fault("rotary_positions_times_1.5", "a factor",
+          {"inv_freq": c.value(lambda f: f * np.float32(1.5))}, has_rotary),
+    Fault("rotary_in_reverse", "the last position first",
+          {"positions_q": c.value(c.swap(-1)), "positions_k": c.value(c.swap(-1))},
+          both(counts_positions, has_cache)),
     Fault("rotary_on_all_of_head", "R = D", {"inv_freq": all_of_head}, is_partial),
     Fault("rotary_exponent_of_head", "theta^(-2i/D)", {"inv_freq": wide_exponent}, is_partial),
 )  # fmt: skip
@@ -165,6 +170,8 @@ WINDOW = (
 
 ALIBI = (
     Fault("alibi_missing", "slopes of 0", {"slopes": c.value(np.zeros_like)}, has_alibi),
+    Fault("causal_drops_alibi", "causal in its place",
+          {"slopes": c.value(np.zeros_like)}, both(has_alibi, is_causal)),
     Fault("alibi_slope_of_next_head", "one head late",
           {"slopes": c.value(lambda s: np.roll(s, -1, axis=0))}, has_alibi),
     Fault("alibi_rises_after_the_query", "the sign reversed on the other side",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 
 from attn_export.explain.faults.fault import (
+    MOST_HEADS,
     Changes,
     Fault,
     GraphPlace,
@@ -45,7 +47,7 @@ def attention(*tags: str) -> Locator:
             }
             if found.issuperset(tags):
                 compute = functools.partial(_change_steps, evaluation, node)
-                yield GraphPlace("", node.name, compute=compute)
+                yield GraphPlace("", node.name, given={"heads": MOST_HEADS}, compute=compute)
 
     return places
 
@@ -61,7 +63,8 @@ ANY, CAUSAL, CAPPED = attention(), attention("causal"), attention("capped")
 # -- changes ------------------------------------------------------------------------------------
 
 
-def _scale(wrong_scale: Callable[[float, float], float]) -> StepChange:
+def scale_of_width(wrong_scale: Callable[[float, float], float]) -> StepChange:
+    """Return the change of a scale by a function of it and the width of heads."""
     return lambda scale, steps: wrong_scale(scale, steps["queries"].shape[-1])
 
 
@@ -142,7 +145,7 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
 """Wrong scales: functions of the right scale and the head width, by clause."""
 
 IN_ATTENTION: Final = (
-    *(Fault(ANY, "scale", f"the softmax scale {effect}", {"scale": _scale(wrong_scale)})
+    *(Fault(ANY, "scale", f"the softmax scale {effect}", {"scale": scale_of_width(wrong_scale)})
       for effect, wrong_scale in SCALES.items()),
     *rows(ANY,
         ("scale", "the softmax scale is 1/sqrt(embed_dim), of all heads together",
@@ -221,3 +224,24 @@ IN_ATTENTION: Final = (
          {"products": _products_with_values, "attended": _sums_of_keys})),
 )  # fmt: skip
 """Faults of heads and masks."""
+
+
+def _swap_heads(a: int, b: int) -> StepChange:
+    def change(attended: Array, _: StepValues) -> Array:
+        order = np.arange(attended.shape[1])
+        order[[a, b]] = b, a
+        return attended[:, order]
+
+    return change
+
+
+_MOST_SWAPPED = 32
+"""The number of query heads, from the first on, of which every pair is tried."""
+
+MANY_IN_ATTENTION: Final = rows(
+    ANY,
+    *(("swapped heads", f"the results of query heads {a} and {b} are swapped",
+       {"attended": _swap_heads(a, b)})
+      for a, b in itertools.combinations(range(_MOST_SWAPPED), 2)),
+)  # fmt: skip
+"""Pairs of heads. One with a head beyond those of the node is impossible."""

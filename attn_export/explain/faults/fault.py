@@ -1,16 +1,18 @@
-"""Types of a known fault, of a place where it may be made, and of evidence; shared changes."""
+"""Types of a known fault, and of a place of a graph where it may be made; shared changes."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 
+from attn_export.explain.search import Hypothesis, Number
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
@@ -70,6 +72,7 @@ class Fault:
             ``"precision"`` is a fault of rounding.
         effect: Its effect as a clause: ``"the scales of {} are doubled"``.
         reading: Its name in the results of `probe`; "" if no probe tests it.
+        factor: Gives effect and changes in their place, if a value is wrong by a factor.
     """
 
     at: Locator
@@ -77,71 +80,70 @@ class Fault:
     effect: str
     changes: Changes
     reading: str = ""
+    factor: Factor | None = None
 
 
-Maker = Callable[[GraphPlace, float], Fault]
-"""Function from a place and a factor to the fault of a value that is wrong by this factor."""
+Factor = Callable[[GraphPlace, float], tuple[str, Changes]]
+"""Function from a place and a factor to the effect and the changes of a value wrong by it."""
 
-Fitted = tuple[Locator, Maker]
+FIRST_FACTOR = 1.05
+"""The factor that is tried first, from which a better one is sought."""
+
+MOST_HEADS = 8
+"""The number of query heads, from the first on, in each of which alone faults are tried."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Match:
-    """A fault made at a place, and how well it explains the error.
+class GraphFault(Hypothesis):
+    """A fault made at a place of a graph."""
 
-    Attributes:
-        unexplained: The share of the error that it does not explain; 0 if it explains all.
-        only: The rows in which it is made, as the end of a sentence; "" if in all.
-    """
-
-    fault: Fault
     place: GraphPlace
-    unexplained: float = 1.0
-    exact: bool = False
-    only: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The kind of the fault."""
-        return self.fault.kind
-
-    @property
-    def effect(self) -> str:
-        """The effect of the fault at this place."""
-        return self.fault.effect.format(self.place.name, **self.place.given)
+    changes: Changes
 
     @property
     def node(self) -> str:
         """The name of the node; "" if the fault is made everywhere."""
         return self.place.node
 
-    @property
-    def is_rounding(self) -> bool:
-        """Whether it is a fault of rounding, which is not repeated bit by bit."""
-        return self.kind.endswith("precision")
+    def parts(self) -> Iterator[GraphFault]:
+        """Yield the fault in one query head only; one beyond those of the node is impossible."""
+        for head in range(self.place.given.get("heads", 0)):
+            changes = {step: _in_head(head, change) for step, change in self.changes.items()}
+            effect = f"in query head {head} alone, {self.effect}"
+            yield dataclasses.replace(self, effect=effect, changes=changes, number=None)
 
-    def outputs(self, evaluation: Evaluation, values: Values) -> dict[str, Array]:
-        """Return the outputs of the graph with the fault, by name."""
-        replaced = self.place.replaced(values, self.fault.changes)
-        return evaluation.outputs_of(evaluation.recompute(values, replaced))
+    def values(self, evaluation: Evaluation, values: Values) -> Values:
+        """Return the values of the graph with the fault, by name."""
+        return evaluation.recompute(values, self.place.replaced(values, self.changes))
 
 
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """Right and actual outputs of one case.
+def made_at(place: GraphPlace, fault: Fault, factor: float = FIRST_FACTOR) -> GraphFault:
+    """Return a fault at a place, wrong by a factor if it is one of a factor."""
+    effect, changes, number = fault.effect, fault.changes, None
+    if fault.factor is not None:
+        effect, changes = fault.factor(place, factor)
+        number = Number(1.0, factor, functools.partial(made_at, place, fault))
+    text = effect.format(place.name, **place.given)
+    return GraphFault(fault.kind, text, place, changes, number=number)
 
-    Attributes:
-        values: All values of the graph without a fault, in float64.
-        right: The outputs of the graph without a fault, in float64.
-        allowed: The relative error of each output that the judge allows, by name, if it passes the
-            actual outputs. A cause must not predict a larger one.
+
+def _in_head(head: int, change: StepChange) -> StepChange:
+    """Return a change that is made in one query head: of a step with an axis of heads, or of none.
+
+    Keys and values have heads of their own, in which it cannot be made.
     """
 
-    values: Values
-    right: Mapping[str, Array]
-    actual: Mapping[str, Array]
-    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    allowed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    def changed(value: Any, at: Mapping[str, Any]) -> Array:
+        H = at["queries"].shape[1]
+        if head >= H:
+            raise IndexError(head)
+        wrong, right = (np.asarray(x) for x in (change(value, at), value))
+        heads = np.arange(H) == head
+        if right.ndim != 1 and (right.ndim < 4 or right.shape[1] in (1, H)):
+            heads = heads.reshape(H, 1, 1)
+        return np.where(heads, wrong, right)
+
+    return changed
 
 
 FaultRow = tuple[str, str, Changes]
@@ -153,14 +155,13 @@ def rows(at: Locator, *faults: FaultRow | tuple[str, str, Changes, str]) -> tupl
     return tuple(Fault(at, *row) for row in faults)
 
 
-def fitted(at: Locator, kind: str, effect: str, *steps: str) -> Fitted:
+def by_factor(at: Locator, kind: str, effect: str, *steps: str) -> Fault:
     """Return the fault of steps that are wrong by a factor, the ``{factor}`` of its effect."""
 
-    def make(_: GraphPlace, factor: float) -> Fault:
-        text = effect.replace("{factor}", f"{factor:.4g}")
-        return Fault(at, kind, text, dict.fromkeys(steps, times(factor)))
+    def factor(_: GraphPlace, by: float) -> tuple[str, Changes]:
+        return effect.replace("{factor}", f"{by:.4g}"), dict.fromkeys(steps, times(by))
 
-    return at, make
+    return Fault(at, kind, effect, {}, factor=factor)
 
 
 # -- changes ------------------------------------------------------------------------------------
@@ -218,13 +219,6 @@ def swap_neighbours(axis: int) -> StepChange:
 def round_to_bfloat16(x: Array, _: object = None) -> Array:
     """Round an array of any shape to bfloat16; the result is float64."""
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
-
-
-WRONG_SCALES: Mapping[str, StepChange] = {
-    "halved": times(0.5), "doubled": times(2), "squared": plain(np.square),
-    "rounded to bfloat16": round_to_bfloat16,
-}  # fmt: skip
-"""Wrong scales of any tensor of integers."""
 
 
 # -- places -------------------------------------------------------------------------------------

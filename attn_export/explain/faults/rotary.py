@@ -172,6 +172,17 @@ def _pairs(head: Array, interleaved: bool) -> tuple[Array, Array]:
     return a, b
 
 
+def _times(_: GraphPlace, factor: float) -> tuple[str, Changes]:
+    effect = f"rotary positions are {factor:.4g} times what they should be"
+    return effect, _angle(lambda p, f: p * factor * f)
+
+
+def _base_to_the(place: GraphPlace, power: float) -> tuple[str, Changes]:
+    frequencies = place.given["frequencies"]
+    right = float(frequencies[1]) ** -len(frequencies)
+    return f"the rotary base is {right**power:.4g} in place of {right:.4g}", _of_base(right**power)
+
+
 # -- the table ----------------------------------------------------------------------------------
 
 OFFSET, FREQUENCIES = "position offset", "rotary frequencies"
@@ -194,6 +205,8 @@ IN_ROTARY: Final = (
           for base in (1e4, 5e5, 1e6)),
         (FREQUENCIES, "the exponents of the rotary base are half of what they should be",
          _angle(lambda p, f: p * np.sqrt(f)))),
+    Fault(angles, "rotary positions", "", {}, factor=_times),
+    Fault(_angles_of_a_base, FREQUENCIES, "", {}, factor=_base_to_the),
     *rows(rotations(),
         ("rotation left out", "the rotary embedding is not applied{}",
          _pair(lambda a, b, *_: (a, b))),
@@ -212,18 +225,3 @@ IN_ROTARY: Final = (
         (PAIRS, f"pairs are {wrong} in place of {right}{{}}, and stored as {right}",
          _other_pairs(stored=True)))),
 )  # fmt: skip
-
-
-def _wrong_positions(_: GraphPlace, factor: float) -> Fault:
-    effect = f"rotary positions are {factor:.4g} times what they should be"
-    return Fault(angles, "rotary positions", effect, _angle(lambda p, f: p * factor * f))
-
-
-def _wrong_base(place: GraphPlace, factor: float) -> Fault:
-    frequencies = place.given["frequencies"]
-    right = float(frequencies[1]) ** -len(frequencies)
-    effect = f"the rotary base is {right * factor**3:.4g} in place of {right:.4g}"
-    return Fault(angles, FREQUENCIES, effect, _of_base(right * factor**3))
-
-
-FITTED_IN_ROTARY: Final = ((angles, _wrong_positions), (_angles_of_a_base, _wrong_base))

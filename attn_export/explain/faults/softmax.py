@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from attn_export.explain.faults.attention import ANY, CAPPED, StepValues, attention
-from attn_export.explain.faults.fault import Fault, constant, fitted, plain, rows, step
+from attn_export.explain.faults.fault import Fault, by_factor, constant, plain, rows, step
 from attn_export.float64.attention_steps import StepChange, softmax
 from attn_export.tensorfile import Array
 
@@ -144,14 +144,9 @@ IN_SOFTMAX: Final = (
          {"scores": _capped_with_mask, "weights": _softmax_unmasked}, "after the mask"),
         ("softcap", "scores are clipped at the softcap, without tanh",
          {"capped": lambda _, at: np.clip(at["products"], -at["softcap"], at["softcap"])})),
+    *(by_factor(at, kind, f"{name} is {{factor}} times what it should be", step)
+      for at, kind, step, name in (
+          (ANY, "scale", "scale", "the softmax scale"),
+          (attention("masked"), "mask scaled", "mask_bias", "the mask"),
+          (CAPPED, "softcap", "softcap", "the softcap"))),
 )  # fmt: skip
-
-
-FITTED_IN_SOFTMAX: Final = tuple(
-    fitted(at, step, f"{name} is {{factor}} times what it should be", step)
-    for at, step, name in (
-        (ANY, "scale", "the softmax scale"),
-        (attention("masked"), "mask_bias", "the mask"),
-        (CAPPED, "softcap", "the softcap"),
-    )
-)

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 
 from attn_export.explain.faults.fault import (
-    WRONG_SCALES,
     Changes,
     FaultRow,
     GraphPlace,
@@ -20,9 +19,11 @@ from attn_export.explain.faults.fault import (
     plus,
     repeat_first,
     roll,
+    round_to_bfloat16,
     rows,
     step,
     swap_neighbours,
+    times,
 )
 from attn_export.float64.attention_steps import StepChange, Steps
 from attn_export.float64.evaluate import Evaluation, Values
@@ -138,8 +139,9 @@ def _in_output(output: int, factor: float) -> StepChange:
 
 SCALE, AXIS, ZERO = "weight scale", "scale axis", "zero point"
 WEIGHT_ROWS: Final[tuple[FaultRow, ...]] = (
-    *((SCALE, f"the scales of {{}} are {how}", {"weight_scales": change})
-      for how, change in WRONG_SCALES.items()),
+    *((SCALE, f"the scales of {{}} are {how}", {"weight_scales": change}) for how, change in (
+        ("halved", times(0.5)), ("doubled", times(2)), ("squared", plain(np.square)),
+        ("rounded to bfloat16", round_to_bfloat16))),
     (SCALE, "the scales of {} are left out", {"weight_scales": plain(np.ones_like)}),
     (SCALE, "the scales of {} are divided by, not multiplied",
      {"weight_scales": lambda s, _: 1 / s}),

@@ -9,15 +9,14 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from attn_export.explain.faults.attention import SCALES
+from attn_export.explain.faults.attention import SCALES, scale_of_width
 from attn_export.explain.faults.fault import (
     Changes,
     Fault,
-    Fitted,
     GraphPlace,
     Locator,
+    by_factor,
     constant,
-    fitted,
     plain,
     repeat_first,
     roll,
@@ -82,10 +81,6 @@ def _lengths(evaluation: Evaluation, _: Values) -> Iterator[GraphPlace]:
 # -- changes ------------------------------------------------------------------------------------
 
 
-def _scale(wrong: Callable[[float, float], float]) -> StepChange:
-    return lambda scale, at: wrong(scale, at["queries"].shape[-1])
-
-
 def _turned(x: Array) -> Array:
     if x.shape[-1] != x.shape[-2]:
         raise ValueError("the state is not square")
@@ -129,7 +124,8 @@ _ANY, _GATED = _nodes(*_RULES), _nodes("gated", "gated_delta")
 _DELTA, _PLAIN = _nodes("delta", "gated_delta"), _nodes("linear", "gated")
 
 KNOWN: Final = (
-    *(Fault(_ANY, "scale", f"the scale of linear attention {effect}", {"scale": _scale(wrong)})
+    *(Fault(_ANY, "scale", f"the scale of linear attention {effect}",
+            {"scale": scale_of_width(wrong)})
       for effect, wrong in SCALES.items()),
     *rows(_ANY,
         ("tiled heads", "query head h reads the state of head h % Hkv in place of h // (H / Hkv)",
@@ -229,12 +225,8 @@ KNOWN: Final = (
         ("normalised", "the operator divides queries by their lengths", {"queries": plain(_unit)}),
         ("normalised", "the operator divides queries and keys by their lengths",
          {"keys": plain(_unit), "queries": plain(_unit)})),
+    by_factor(_ANY, "scale", "the scale of linear attention is multiplied by {factor}", "scale"),
+    by_factor(_GATED, "gate in log space", "the decay is multiplied by {factor}", "log_kept"),
+    by_factor(_DELTA, "rate", "beta is multiplied by {factor}", "rate", "found_rate"),
 )  # fmt: skip
 """Known faults of linear attention."""
-
-FITTED: Final[tuple[Fitted, ...]] = (
-    fitted(_ANY, "scale", "the scale of linear attention is multiplied by {factor}", "scale"),
-    fitted(_GATED, "gate in log space", "the decay is multiplied by {factor}", "log_kept"),
-    fitted(_DELTA, "rate", "beta is multiplied by {factor}", "rate", "found_rate"),
-)
-"""Faults of linear attention with a factor that is searched for."""

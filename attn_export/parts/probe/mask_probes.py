@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.explain.faults.known import READINGS
+from attn_export.explain.match import READINGS
 from attn_export.float64.attention_steps import join_heads
 from attn_export.parts.probe.findings import Probe, attend
 from attn_export.parts.probe.probe_graphs import (

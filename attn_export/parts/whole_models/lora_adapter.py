@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import UsageError, WeightsError, counted, printable
-from attn_export.parts.whole_models.faults.changed_models import Edit, Variant, by_place
+from attn_export.explain.search import Number
+from attn_export.parts.whole_models.faults.changed_models import Edit, ModelFault, by_place
 from attn_export.parts.whole_models.loaded_model import ADAPTER
 from attn_export.untrusted_files import shortened
 from attn_export.weights.source import listed, open_source, read_json, shown
@@ -338,7 +339,7 @@ def unmerged_products(model: nn.Module) -> Iterator[None]:
 # -- faults -----------------------------------------------------------------------------------
 
 
-def other_adapters(model: nn.Module) -> Iterator[Variant]:
+def other_adapters(model: nn.Module) -> Iterator[ModelFault]:
     """Yield models in which the adapter is missing, or has another scale."""
     merged: _Merged | None = getattr(model, "lora_adapter", None)
     if merged is None:
@@ -378,13 +379,14 @@ _NEAR = 1.05
 """The factor from the right scale to one from which a wrong scale is sought."""
 
 
-def _numbered(model: nn.Module, merged: _Merged, what: str, number: float) -> Variant:
+def _numbered(model: nn.Module, merged: _Merged, what: str, number: float) -> ModelFault:
     """Return a model with an adapter of another scale."""
     right = merged.adapter.deltas[0].scale
     edits = tuple(_edits(model, merged, _scaled(lambda _: number), products_only=True))
     sentence = f"the adapter is scaled by {number:.6g} where {what} is {right:.6g}"
     other = functools.partial(_numbered, model, merged, what)
-    return Variant("adapter scale", sentence, edits, None, (right, number), other)
+    wrong = Number(right, number, other)
+    return ModelFault("adapter scale", sentence, edits, number=wrong)
 
 
 _Change = Callable[[_Delta, Tensor], Tensor]

@@ -16,7 +16,7 @@ from attn_export.explain.explanation import Cause, OutOfTime
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
-from attn_export.parts.whole_models.faults.configs import find_cause
+from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating

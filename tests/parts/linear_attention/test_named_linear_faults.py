@@ -11,10 +11,9 @@ import pytest
 from default_share import long_cases
 from linear_faults import CAUSES, FAULTS
 from linear_specs import LINEAR_SPECS
+from named_causes import causes_of
 
 from attn_export import Subject
-from attn_export.explain.faults.fault import Evidence
-from attn_export.explain.match import matches
 from attn_export.export.export import export
 from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Arrays
@@ -66,18 +65,12 @@ def evaluated(name: str) -> tuple[Evaluation, Arrays, list[tuple[Arrays, Arrays]
 def found(name: str, fault: str) -> list[str]:
     """Return the kinds of the faults that explain a fault, the best first."""
     evaluation, parameters, cases = evaluated(name)
-    evidence = []
+    seen = []
     for inputs, values in cases:
         with np.errstate(all="ignore"):
             actual = numpy_linear.run(LINEAR_SPECS[name], parameters, inputs, FAULTS[fault][1])
-        evidence.append(Evidence(values, evaluation.outputs_of(values), actual))
-    differs = [any(far(e.actual[n], right) for n, right in e.right.items()) for e in evidence]
-    order = sorted(range(len(evidence)), key=lambda i: not differs[i])
-    return [match.kind for match in matches(evaluation, [evidence[i] for i in order])]
-
-
-def far(actual: np.ndarray, right: np.ndarray) -> bool:
-    return bool(np.abs(actual - right).max() > 1e-4 * np.abs(right).max())
+        seen.append((values, actual))
+    return causes_of(evaluation, seen)
 
 
 @pytest.mark.parametrize(("name", "fault"), NAMED)

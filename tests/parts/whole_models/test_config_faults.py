@@ -17,7 +17,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, masking_utils
 
 from attn_export.explain.explanation import Cause, SearchWork
-from attn_export.parts.whole_models.faults.configs import find_cause
+from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.truth.float64_mode import ComputeInFloat64, widened_copy
 from attn_export.truth.operations import math_backend
 

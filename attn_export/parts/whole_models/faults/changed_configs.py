@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import itertools
 import math
 import re
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_export.parts.whole_models.faults.changed_models import Edit, Variant, changed, layer_of
+from attn_export.explain.search import Number
+from attn_export.parts.whole_models.faults.changed_models import Edit, ModelFault, changed, layer_of
 from attn_export.truth.float64_mode import is_large
 
 Other = tuple[str, Any, str]
@@ -43,7 +43,7 @@ def fields_of(config: Any) -> Iterator[tuple[str, str, Any]]:
             yield from ((within, name, value) for name, value in vars(inner).items())
 
 
-def other_configs(model: Any) -> Iterator[Variant]:
+def other_configs(model: Any) -> Iterator[ModelFault]:
     """Yield the models of the config with one field changed."""
     for within, name, value in list(fields_of(model.config)):
         inner = getattr(model.config, within) if within else model.config
@@ -130,7 +130,7 @@ def _at(values: Mapping[str, Any], key: str, new: Mapping[str, Any]) -> dict[str
 
 def _with_field(
     model: Any, field: tuple[str, str], kind: str, new: Any, sentence: str
-) -> Variant:  # fmt: skip
+) -> ModelFault:  # fmt: skip
     """Return the model with another value of a field of its config."""
     (within, name), config = field, copy.deepcopy(model.config)
     inner = getattr(config, within) if within else config
@@ -144,50 +144,55 @@ def _with_field(
         for number, _ in layers.named_children()
     )
 
-    def again(model: Any) -> Variant:
+    def again(model: Any) -> ModelFault:
         inner = getattr(model.config, within) if within else model.config
         value = _changed_as(old, new, getattr(inner, name))
         return _with_field(model, field, kind, value, sentence)
 
-    variant = Variant(kind, sentence, edits, built, again=again)
     if isinstance(new, dict):
-        return _with_number(model, field, variant, old, new)
+        number = _number_within(model, field, kind, old, new)
+    else:
+        number = _number(model, field, kind, old, new)
+    return ModelFault(kind, sentence, edits, built, again, number=number)
+
+
+def _number(
+    model: Any, field: tuple[str, str], kind: str, old: Any, new: Any
+) -> Number | None:  # fmt: skip
+    """Return a field's number to be sought; None if it is none."""
     # The error of a softcap is linear in this power of it, which is 0 if there is none.
     power = -2.0 if kind == "softcap" else 1.0
     if type(new) is not float or (type(old) is not float and (old is not None or power > 0)):
-        return variant
+        return None
 
-    def other(number: float) -> Variant:
-        about = f"{name} is {number ** (1 / power):.6g} where the config says {old}"
+    def other(number: float) -> ModelFault:
+        about = f"{field[1]} is {number ** (1 / power):.6g} where the config says {old}"
         return _with_field(model, field, kind, number ** (1 / power), about)
 
-    numbers = 0.0 if old is None else old**power, new**power
     shown = (lambda x: float(x ** (1 / power)), lambda x: float(x**power))
-    return dataclasses.replace(variant, numbers=numbers, other=other, shown=shown)
+    return Number(0.0 if old is None else old**power, new**power, other, shown)
 
 
-def _with_number(
-    model: Any, field: tuple[str, str], variant: Variant, old: Mapping[str, Any],
-    new: Mapping[str, Any],
-) -> Variant:  # fmt: skip
-    """Return a variant whose rotary positions have another number, if it is one, to be sought."""
+def _number_within(
+    model: Any, field: tuple[str, str], kind: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Number | None:
+    """Return the number of rotary positions to be sought; None if it is none."""
     places = list(_differing(old, new))
     if len(places) != 1 or not all(type(x) is float for x in places[0][1:]):
-        return variant
+        return None
     ((path, right, wrong),) = places
     if path[-1] == "partial_rotary_factor":  # a number of elements
-        return variant
+        return None
     # Angles follow the logarithm of their base.
     shown = (math.exp, math.log) if path[-1] == "rope_theta" else (float, float)
 
-    def other(number: float) -> Variant:
+    def other(number: float) -> ModelFault:
         of = f" of {path[0]}" if path[1:] else ""
         new = shown[0](number)
         about = f"{path[-1]}{of} is {new:.6g} where the config says {right:g}"
-        return _with_field(model, field, variant.kind, _replaced(old, path, new), about)
+        return _with_field(model, field, kind, _replaced(old, path, new), about)
 
-    numbers = shown[1](right), shown[1](wrong)
-    return dataclasses.replace(variant, numbers=numbers, other=other, shown=shown)
+    return Number(shown[1](right), shown[1](wrong), other, shown)
 
 
 def _differing(

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from attn_export.explain.search import Hypothesis
 from attn_export.truth.float64_mode import is_large
-
-_NEAR = 0.02
-"""The largest distance of a round number from a fitted one, relative to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,61 +32,40 @@ class Edit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
-    """A wrong variant of a model.
+class ModelFault(Hypothesis):
+    """A fault made in a model.
 
     Attributes:
-        kind: The kind of the fault, in a word or two.
-        sentence: What is wrong, as a clause.
-        model: The variant, if it is built anew; its layers are then the values of the edits.
-        numbers: The right number and the wrong one, if it is a number that is wrong.
-        other: The variant with another wrong number.
+        model: The wrong model, if it is built anew; its layers are then the values of the edits.
         again: The same fault of another model, if it is built anew.
-        shown: The form of such a number in the sentence, and the number from it.
     """
 
-    kind: str
-    sentence: str
     edits: tuple[Edit, ...]
     model: nn.Module | None = None
-    numbers: tuple[float, float] | None = None
-    other: Callable[[float], Variant] | None = None
-    again: Callable[[Any], Variant] | None = None
-    shown: tuple[Callable[[float], float], Callable[[float], float]] = (float, float)
-
-    @property
-    def subject(self) -> str:
-        """What is wrong, without how: the field of a config."""
-        return self.sentence.split(" is ")[0]
-
-    def round_numbers(self) -> Iterator[float]:
-        """Yield the numbers near its own whose shown form is round, the roundest first."""
-        to_shown, from_shown = self.shown
-        number = to_shown(self.numbers[1]) if self.numbers else 0.0
-        near = dict.fromkeys(float(f"{number:.{digits}e}") for digits in range(3))
-        yield from (from_shown(x) for x in near if abs(x - number) <= _NEAR * abs(number))
+    again: Callable[[Any], ModelFault] | None = None
 
     @contextlib.contextmanager
     def applied(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Return the variant of the model, which is as before at the end of the block."""
+        """Return the wrong model; the right one is as before at the end of the block."""
         with changed(self.edits if self.model is None else ()):
             yield self.model or model
 
-    def parts(self) -> Iterator[Variant]:
+    def parts(self) -> Iterator[ModelFault]:
         """Yield the fault in one layer, or in the places of one name, only."""
         keys = (layer_of, _stack_of, starred)
         groups = [group for key in keys for group in _grouped(self.edits, key)]
         places = {frozenset(edit.at for edit in group) for group in groups}
-        # A variant that is built anew differs in more than its layers.
+        # A model that is built anew differs in more than its layers.
         most = len({edit.at for edit in self.edits}) + (self.model is not None)
         yield from (self._only(at) for at in sorted(places, key=sorted) if len(at) < most)
 
-    def _only(self, places: frozenset[str]) -> Variant:
+    def _only(self, places: frozenset[str]) -> ModelFault:
         kept = tuple(edit for edit in self.edits if edit.at in places)
-        sentence = f"{self.sentence}, in {_common(places)} only"
-        other = self.other
-        again = None if other is None else lambda number: other(number)._only(places)
-        return Variant(self.kind, sentence, kept, None, self.numbers, again, shown=self.shown)
+        number, effect = self.number, f"{self.effect}, in {_common(places)} only"
+        if number is not None:
+            other = number.other
+            number = dataclasses.replace(number, other=lambda new: other(new)._only(places))
+        return ModelFault(self.kind, effect, kept, number=number, is_weak=self.is_weak)
 
 
 @contextlib.contextmanager
@@ -138,7 +115,7 @@ def _grouped(edits: Iterable[Edit], key: Callable[[str], str]) -> list[list[Edit
     return list(groups.values())
 
 
-def by_place(kind: str, sentence: str, edits: Sequence[Edit]) -> Iterator[Variant]:
+def by_place(kind: str, effect: str, edits: Sequence[Edit]) -> Iterator[ModelFault]:
     """Yield a fault everywhere, in what has the same parents or name, and in each place."""
     seen = set()
     endings = (functools.partial(_ending, -2), functools.partial(_ending, -1))
@@ -149,7 +126,7 @@ def by_place(kind: str, sentence: str, edits: Sequence[Edit]) -> Iterator[Varian
             if places not in seen:
                 seen.add(places)
                 where = _named(places[0]) if key is _named else _common(places)
-                yield Variant(kind, sentence.format(where), tuple(group))
+                yield ModelFault(kind, effect.format(where), tuple(group))
 
 
 def _everywhere(_: str) -> str:

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from attn_export.parts.whole_models.faults.changed_configs import fields_of
 from attn_export.parts.whole_models.faults.changed_models import (
     Edit,
-    Variant,
+    ModelFault,
     by_place,
     changed,
 )
@@ -129,7 +129,7 @@ _FORWARDS: Sequence[tuple[str, str, str, Callable[[Any, _Forward], Any]]] = (
 module and its own; None if it cannot be."""
 
 
-def other_forwards(model: Any) -> Iterator[Variant]:
+def other_forwards(model: Any) -> Iterator[ModelFault]:
     """Yield models with modules that compute something else."""
     for kind, pattern, sentence, change in _FORWARDS:
         edits = [
@@ -147,7 +147,7 @@ def _edited(at: str, module: Any, change: Callable[[Any, _Forward], Any]) -> lis
     return [] if new is None else [Edit(at, module, "forward", functools.wraps(old)(new))]
 
 
-def other_ends(model: Any) -> Iterator[Variant]:
+def other_ends(model: Any) -> Iterator[ModelFault]:
     """Yield models with other embeddings or logits."""
     try:
         last, first = model.get_output_embeddings(), model.get_input_embeddings()
@@ -168,7 +168,7 @@ def other_ends(model: Any) -> Iterator[Variant]:
     for at, module in ends[1]:
         if module.weight.shape == weight.shape and module.weight is not weight:
             edit = Edit(at, module, "weight", weight)
-            yield Variant("tied head", f"{at} is tied to the embedding", (edit,))
+            yield ModelFault("tied head", f"{at} is tied to the embedding", (edit,))
 
 
 def _times(factor: float) -> Callable[[Any, _Forward], _Forward]:
@@ -178,7 +178,7 @@ def _times(factor: float) -> Callable[[Any, _Forward], _Forward]:
 _ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "silu", "relu", "quick_gelu", "relu2", "linear")
 
 
-def other_activations(model: Any) -> Iterator[Variant]:
+def other_activations(model: Any) -> Iterator[ModelFault]:
     """Yield models with another activation."""
     for _, field, value in fields_of(model.config):
         present = type(ACT2FN[value]) if isinstance(value, str) and value in ACT2CLS else None
@@ -187,7 +187,7 @@ def other_activations(model: Any) -> Iterator[Variant]:
             if type(ACT2FN[new]) is not present:
                 edits = tuple(Edit(at, m, "forward", ACT2FN[new].forward) for at, m in found)
                 sentence = f"{field} is {new} where the config says {value}"
-                yield Variant("activation", sentence, edits)
+                yield ModelFault("activation", sentence, edits)
 
 
 # -- masks and inputs ---------------------------------------------------------------------------
@@ -228,7 +228,7 @@ _MASKS: Sequence[tuple[str, str, Callable[[_Arguments], _Arguments]]] = (
 """Changes of masks: kind, what is wrong, other arguments of `sdpa_mask`, from those it is given."""
 
 
-def other_masks(_: Any) -> Iterator[Variant]:
+def other_masks(_: Any) -> Iterator[ModelFault]:
     """Yield models with other masks of attention."""
     old = masking_utils.sdpa_mask
     for kind, sentence, change in _MASKS:
@@ -236,9 +236,9 @@ def other_masks(_: Any) -> Iterator[Variant]:
         def mask(change: Any = change, **given: Any) -> Any:
             return old(**{**given, **change(given)})
 
-        yield Variant(kind, sentence, (Edit("", masking_utils, "sdpa_mask", mask),))
+        yield ModelFault(kind, sentence, (Edit("", masking_utils, "sdpa_mask", mask),))
     sentence = "keys and values of the past come after the new ones"
-    yield Variant("past", sentence, (Edit("", DynamicLayer, "update", _past_last),))
+    yield ModelFault("past", sentence, (Edit("", DynamicLayer, "update", _past_last),))
 
 
 _update = DynamicLayer.update
@@ -264,18 +264,18 @@ _POSITIONS: Sequence[tuple[str, Callable[[Tensor, Tensor, Tensor | None], Any]]]
 """Other positions `[B, L]`, from those of a call, those of the slots `[1, L]`, and the mask."""
 
 
-def other_inputs(model: Any) -> Iterator[Variant]:
+def other_inputs(model: Any) -> Iterator[ModelFault]:
     """Yield models that read their inputs otherwise."""
     for name in inspect.signature(model.forward).parameters:
         if name.endswith("position_ids"):
             prefix = name.removesuffix("position_ids")
             for sentence, change in _POSITIONS:
                 edit = _call(model, functools.partial(_placed, prefix, change))
-                yield Variant("positions", sentence, (edit,))
+                yield ModelFault("positions", sentence, (edit,))
         elif re.fullmatch(r"\w*attention_mask|token_type_ids", name):
             kind = "padding" if "mask" in name else "token types"
             edit = _call(model, lambda _, name=name: {name: None})
-            yield Variant(kind, f"{name} is ignored", (edit,))
+            yield ModelFault(kind, f"{name} is ignored", (edit,))
 
 
 def _call(model: Any, change: Callable[..., _Arguments]) -> Edit:

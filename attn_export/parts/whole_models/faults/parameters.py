@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_export.explain.search import Number
 from attn_export.parts.whole_models.faults.changed_configs import fields_of
 from attn_export.parts.whole_models.faults.changed_models import (
     Edit,
-    Variant,
+    ModelFault,
     by_place,
     layer_of,
     starred,
@@ -73,7 +74,7 @@ _PARAMETERS: Sequence[tuple[str, str, str, Callable[[Tensor], Tensor | None]]] =
 """Changes of parameters: kind, pattern of the path, what is wrong, change; None if impossible."""
 
 
-def other_parameters(model: nn.Module) -> Iterator[Variant]:
+def other_parameters(model: nn.Module) -> Iterator[ModelFault]:
     """Yield models with changed parameters."""
     for kind, pattern, sentence, change in _PARAMETERS:
         edits = []
@@ -90,11 +91,7 @@ def other_parameters(model: nn.Module) -> Iterator[Variant]:
         yield from by_place(kind, sentence, edits)
 
 
-SCALED = "weight scale"
-"""The kind of variants that fit many errors somewhat."""
-
-
-def scaled_parameters(model: nn.Module) -> Iterator[Variant]:
+def scaled_parameters(model: nn.Module) -> Iterator[ModelFault]:
     """Yield models with the parameters of one name multiplied by a number."""
     named: dict[str, list[tuple[str, Any, str, Tensor]]] = {}
     for path, old in model.named_parameters():
@@ -105,19 +102,17 @@ def scaled_parameters(model: nn.Module) -> Iterator[Variant]:
     yield from (_scaled(path, places, _NEAR) for path, places in named.items())
 
 
-def _scaled(path: str, places: Sequence[tuple[str, Any, str, Tensor]], number: float) -> Variant:
+def _scaled(path: str, places: Sequence[tuple[str, Any, str, Tensor]], number: float) -> ModelFault:
     edits = tuple(
         Edit(at, module, name, nn.Parameter(old * number, requires_grad=False))
         for at, module, name, old in places
     )
-    sentence, again = (
-        f"{path} is multiplied by {number:.6g}",
-        functools.partial(_scaled, path, places),
-    )
-    return Variant(SCALED, sentence, edits, None, (1.0, number), again)
+    wrong = Number(1.0, number, functools.partial(_scaled, path, places))
+    effect = f"{path} is multiplied by {number:.6g}"
+    return ModelFault("weight scale", effect, edits, number=wrong, is_weak=True)
 
 
-def exchanged_parameters(model: nn.Module) -> Iterator[Variant]:
+def exchanged_parameters(model: nn.Module) -> Iterator[ModelFault]:
     """Yield models in which neighbouring modules, or layers, have each other's parameters."""
     modules = dict(model.named_modules())
     pairs: dict[str, list[Edit]] = {}
@@ -129,10 +124,10 @@ def exchanged_parameters(model: nn.Module) -> Iterator[Variant]:
                     sentence = f"{starred(at)}.{one} and {starred(at)}.{other} are exchanged"
                     pairs.setdefault(sentence, []).extend(edits)
     for sentence, edits in pairs.items():
-        yield Variant("exchanged", sentence, tuple(edits))
+        yield ModelFault("exchanged", sentence, tuple(edits))
     for one, other in itertools.pairwise(filter(None, dict.fromkeys(map(layer_of, modules)))):
         edits = list(_swapped(one, modules[one], other, modules[other]))
-        yield Variant("layers", f"{one} and {other} are exchanged", tuple(edits))
+        yield ModelFault("layers", f"{one} and {other} are exchanged", tuple(edits))
 
 
 def _swapped(at: str, one: nn.Module, other_at: str, other: nn.Module) -> Iterator[Edit]:
@@ -183,7 +178,7 @@ _NEAR = 1.05
 """The factor from the right number to one from which a wrong number is sought."""
 
 
-def other_numbers(model: Any) -> Iterator[Variant]:
+def other_numbers(model: Any) -> Iterator[ModelFault]:
     """Yield models with other numbers in their modules."""
     width = model.config.get_text_config().hidden_size
     for kind, pattern, class_pattern, what, values in _NUMBERS:
@@ -205,7 +200,7 @@ def other_numbers(model: Any) -> Iterator[Variant]:
 
 def _numbered(
     kind: str, what: str, field: str, places: Sequence[tuple[str, Any, str, Any]], new: float
-) -> Variant:
+) -> ModelFault:
     """Return a model with another number in some places, each with the number that it has."""
     edits = (
         Edit(at, module, name, old.new_tensor(new) if isinstance(old, Tensor) else new)
@@ -214,12 +209,12 @@ def _numbered(
     old = float(places[0][3])
     has = "the config says" if field else "the model has"
     sentence = f"{field or what} is {new:.6g} where {has} {old:.6g}"
-    again = functools.partial(_numbered, kind, what, field, places)
-    other = None if isinstance(places[0][3], int) else again
-    return Variant(kind, sentence, tuple(edits), None, (old, new), other)
+    other = functools.partial(_numbered, kind, what, field, places)
+    number = None if isinstance(places[0][3], int) else Number(old, new, other)
+    return ModelFault(kind, sentence, tuple(edits), number=number)
 
 
-def other_frequencies(model: Any) -> Iterator[Variant]:
+def other_frequencies(model: Any) -> Iterator[ModelFault]:
     """Yield models with other frequencies of rotary positions: their base, or a factor on them."""
     places = [
         (at, module, name, module.get_buffer(name))
@@ -229,16 +224,18 @@ def other_frequencies(model: Any) -> Iterator[Variant]:
 
     base = (getattr(model.config, "rope_parameters", None) or {}).get("rope_theta", math.nan)
 
-    def powered(number: float) -> Variant:
+    def powered(number: float) -> ModelFault:
         edits = tuple(Edit(f"{at}.{name}", m, name, x**number) for at, m, name, x in places)
         sentence = f"rope_theta is {base**number:.6g} where the config says {base:.6g}"
         shown = (lambda x: base**x, lambda x: math.log(x, base))
-        return Variant("rotary base", sentence, edits, None, (1.0, number), powered, shown=shown)
+        power = Number(1.0, number, powered, shown)
+        return ModelFault("rotary base", sentence, edits, number=power)
 
-    def scaled(number: float) -> Variant:
+    def scaled(number: float) -> ModelFault:
         edits = tuple(Edit(f"{at}.{name}", m, name, x * number) for at, m, name, x in places)
         sentence = f"rotary positions are multiplied by {number:.6g}"
-        return Variant("rotary scaling", sentence, edits, None, (1.0, number), scaled)
+        factor = Number(1.0, number, scaled)
+        return ModelFault("rotary scaling", sentence, edits, number=factor)
 
     if places:
         yield from (powered(1.05), *map(scaled, (0.95, 0.5, 0.25, 0.125)))
