@@ -141,6 +141,13 @@ def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
     return folder
 
 
+def swapped_bundle() -> Path:
+    """Return a bundle whose graph for ONNX Runtime takes values as `[B, Hkv, Dv, capacity]`."""
+    from conftest import small_spec  # which imports this module
+
+    return passed_bundle("swapped", small_spec(cache="in-place", attn_mask="none", rotary="half"))
+
+
 def report_of(folder: Path) -> dict[str, Any]:
     """Return the report of the build of a bundle."""
     report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
