@@ -11,7 +11,7 @@ from agreement import right_graphs
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Report, Subject, build
+from attn_export import Axis, Report, Subject, build
 from attn_export.export.export import export
 
 B, L, P, H, D = 2, 5, 7, 4, 8
@@ -360,13 +360,13 @@ class PositiveFeatures(torch.nn.Module):
 
 
 def test_a_module_that_spreads_nan_over_the_batch_is_judged_without_it(tmp_path: Path):
-    inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: "query_len"}}
+    inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: Axis("query_len", max=64)}}
     report = report_of(Subject(PositiveFeatures().eval(), inputs, axes, ["y"]), tmp_path)
     assert any("NaN of a batch element reaches others in the module" in n for n in report.notes)
 
 
 def test_a_module_that_raises_at_nan_is_judged_without_it(tmp_path: Path):
-    inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: "query_len"}}
+    inputs, axes = {"x": torch.randn(2, 3, 8)}, {"x": {0: "batch", 1: Axis("query_len", max=64)}}
     subject = Subject(ContextualPositions().eval(), inputs, axes, ["y"])
     report = report_of(subject, tmp_path)
     assert any("the module raises where inputs are NaN or infinite" in n for n in report.notes)

@@ -241,7 +241,7 @@ def test_a_refusal_names_the_construct_its_line_and_what_to_write(function):
 
 def test_a_shape_that_depends_on_values_is_refused(tmp_path: Path):
     subject = Subject(
-        Theirs(lambda m, x: x[x > 0]).eval(), {"x": torch.randn(2, 5, 8)}, {"x": {0: "n"}}, ["y"]
+        Theirs(lambda _, x: x[x > 0]).eval(), {"x": torch.randn(2, 5, 8)}, {"x": {0: "n"}}, ["y"]
     )
     with pytest.raises(ExportError, match="the shape of y depends on values"):
         build(subject, tmp_path / "b")

@@ -142,7 +142,7 @@ FORMS = [
 
 def subject_of(attend: Attend) -> Subject:
     torch.manual_seed(5)
-    axes = {"x": {0: "batch", 1: "query_len"}}
+    axes = {"x": {0: "batch", 1: Axis("query_len", max=64)}}
     return Subject(Layer(attend).eval(), {"x": torch.randn(2, 5, E)}, axes, ["y"])
 
 
@@ -184,12 +184,6 @@ def test_a_node_that_computes_something_else_is_taken_back(
     assert not (tmp_path / "alone.onnx").exists()
 
 
-def test_a_named_dialect_stays_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(decomposed, "read_scores", scores_with_another_scale)
-    report = build(subject_of(plain), tmp_path / "b", runtimes=["ort-cpu"], dialects=["ort"])
-    assert not report.passed
-
-
 class Masked(Layer):
     """A mask of the caller's, filled in with -inf: rows that see no key are NaN."""
 
@@ -208,10 +202,9 @@ def test_a_mask_of_the_caller_stays_a_mask(tmp_path: Path):
     mask[0, 3:] = False
     inputs, axes = {"x": torch.randn(2, 5, E), "mask": mask}, {"x": tokens, "mask": tokens}
     subject = Subject(Masked(plain).eval(), inputs, axes, ["y"])
-    report = build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["all"])
-    assert report.passed
-    assert "Softmax" not in operators(tmp_path / "b" / ORT)
-    lower_file(tmp_path / "b" / "model.onnx", tmp_path / "alone.onnx", "ort")
+    ir.save(export(subject).model, tmp_path / "model.onnx")
+    lower_file(tmp_path / "model.onnx", tmp_path / "alone.onnx", "ort")  # it compares numbers
+    assert "Softmax" not in operators(tmp_path / "alone.onnx")
 
 
 class Static(Layer):
