@@ -174,9 +174,8 @@ def test_a_failure_is_printed_once_without_our_source_or_arrays(project: Path):
         assert text not in printed.replace("def test_", "").replace("def inputs", ""), text
 
 
-def test_each_case_of_a_bundle_is_a_test_also_with_xdist(project: Path):
+def test_each_case_of_a_bundle_is_a_test_with_xdist(project: Path):
     cases = len(json.loads((project / "small" / "golden" / "index.json").read_text())["cases"])
-    assert outcomes(project, "test_bundles.py")[0]["passed"] == cases + 1
     assert outcomes(project, "test_bundles.py", "-n", "2")[0]["passed"] == cases + 1
 
 
