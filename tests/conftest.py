@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import shared
 import torch
-from default_share import default_share, is_quick, long_cases, shorten_cases
+from default_share import default_share, is_quick
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.cases.draw import Interface
@@ -53,11 +53,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="kill each command at so many random moments (tests/killed_commands); default 2, "
         "with --all 6",
     )  # fmt: skip
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--all"):
-        shorten_cases()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -109,15 +104,6 @@ def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     shared.use(tmp_path_factory, all_tests=all_tests)
     if not all_tests:
         fork_from_now_on()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_sizes(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> None:
-    """Leave out most lengths of whole models: the truth takes half of the time of these tests."""
-    if request.path.parent.name == "whole_models" and not pytestconfig.getoption("--all"):
-        from attn_export.parts.whole_models import model_cases, model_reference
-
-        model_cases.SIZES, model_reference.MOST = (1, 9, 33), 48
 
 
 @pytest.fixture(autouse=True)
@@ -198,13 +184,6 @@ def bundle() -> Path:
         assert build(small_spec(), folder, name="small", **options).passed
 
     return shared.once("small", make)
-
-
-@pytest.fixture(scope="module")
-def every_length() -> Iterator[None]:
-    """Plan cases of every length in the tests of a file."""
-    with long_cases():
-        yield
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
-"""Selection of the tests that run without --all, and of the cases that their builds have."""
+"""Selection of the tests that run without --all."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from attn_export import AttentionSpec, Subject
-from attn_export.cases import blocks
 from attn_export.export.export import export
 from attn_export.system_info import reuse_memory
 
@@ -37,39 +35,12 @@ def is_quick(test: str) -> bool:
     return test.replace("test_", "").removesuffix(".py") in QUICK
 
 
-LONGEST = 32
-"""The largest of `blocks.BLOCKS` for which builds in the processes of the tests have cases."""
-
-ALL_BLOCKS, ALL_FAR_CALLS = blocks.BLOCKS, blocks.FAR_CALLS
-
-
-def shorten_cases() -> None:
-    """Leave out the cases at larger blocks, which take half of the time of the tests.
-
-    Command lines that are not forked build with all cases, and so do tests inside `long_cases`.
-    """
-    blocks.BLOCKS = tuple(block for block in ALL_BLOCKS if block <= LONGEST)
-    blocks.FAR_CALLS = ()
-
-
 def warm_up() -> None:
     """Prepare the server that forks commands: what an export imports takes seconds."""
     torch.set_num_threads(1)  # forked processes would lack the threads of a pool
     reuse_memory()
-    shorten_cases()
     with torch.random.fork_rng():
         export(Subject.from_spec(AttentionSpec(embed_dim=8, num_heads=1)))
-
-
-@contextlib.contextmanager
-def long_cases() -> Iterator[None]:
-    """Have builds in this block make cases of every length."""
-    before = blocks.BLOCKS, blocks.FAR_CALLS
-    blocks.BLOCKS, blocks.FAR_CALLS = ALL_BLOCKS, ALL_FAR_CALLS
-    try:
-        yield
-    finally:
-        blocks.BLOCKS, blocks.FAR_CALLS = before
 
 
 def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:

@@ -15,8 +15,6 @@ from attn_export.cases.conditions import (
     tried_sizes,
 )
 
-pytestmark = pytest.mark.usefixtures("every_length")
-
 CACHED = ["batch", "query_len", "past_len"]
 
 

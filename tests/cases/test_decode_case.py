@@ -30,8 +30,7 @@ def test_a_causal_cache_that_is_written_in_place_gets_a_decode_of_300_tokens(hea
     (case,) = decodes_of(plan)
     assert case.name == "decode_300"
     assert case.sizes == {"batch": 2, "query_len": 300, "past_len": 0, "capacity": 300}
-    assert plan.cases[-1] is case
-    assert plan.notes == ()
+    assert not any("decode" in note for note in plan.notes)
     assert case.inputs["query"].shape == (2, 300, 32)
     assert case.inputs["past_key"].shape == (2, heads, 300, 8)
     assert case.inputs["past_length"].tolist() == [0, 0]

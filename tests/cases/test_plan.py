@@ -28,8 +28,6 @@ from attn_export.cases.plan import (
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input
 
-pytestmark = pytest.mark.usefixtures("every_length")
-
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 SPECS = {
     "cached, masked": {},

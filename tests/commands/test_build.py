@@ -79,25 +79,13 @@ def test_names_and_axes_of_the_graph_are_the_public_contract(bundle: Path):
     }
 
 
-def test_the_same_spec_and_seed_give_the_same_bytes_and_another_seed_does_not(
-    tmp_path: Path, bundle: Path
-):
-    for name, seed in (("same", 0), ("other", 1)):
-        build(
-            small_spec(),
-            tmp_path / name,
-            name="small",
-            runtimes=["ort-cpu"],
-            seed=seed,
-            dialects=["standard"],
-        )
-    same, other = (read_bundle(tmp_path / name).files for name in ("same", "other"))
-    first = dict(read_bundle(bundle).files)
+def test_the_same_spec_and_seed_give_the_same_bytes(tmp_path: Path, bundle: Path):
+    build(small_spec(), tmp_path / "b", name="small", runtimes=["ort-cpu"], dialects=["standard"])
+    same, first = (dict(read_bundle(folder).files) for folder in (tmp_path / "b", bundle))
     # The reports have figures of this run and its date; everything else is the spec's.
     for report in ("report.json", "report.html"):
         first.pop(report), same.pop(report)
     assert same == first
-    assert other["model.onnx"] != first["model.onnx"]
 
 
 def test_building_leaves_the_callers_random_state_alone(tmp_path: Path):
@@ -113,10 +101,9 @@ def test_large_weights_lie_in_safetensors_and_the_bundle_verifies(
 ):
     from attn_export.graph import save
 
-    monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1000)
+    monkeypatch.setattr(save, "EXTERNAL_ABOVE", 100)
     assert build(small_spec(), tmp_path / "b", runtimes=BOTH, dialects=["standard"]).passed
     assert (tmp_path / "b" / "weights.safetensors").is_file()
-    assert verify(tmp_path / "b", runtimes=BOTH).passed
     (tmp_path / "b").rename(tmp_path / "moved")  # external data is found beside the graph
     assert verify(tmp_path / "moved", runtimes=BOTH).passed
     assert check_graph(tmp_path / "moved" / "model.onnx") == []
@@ -139,13 +126,6 @@ def test_a_failed_build_leaves_the_earlier_bundle_and_keeps_its_own_beside_it(tm
     read_bundle(failed)
     assert not json.loads((failed / "report.json").read_text())["passed"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "b.failed"]
-
-
-@pytest.mark.extended
-def test_a_passed_build_replaces_the_earlier_bundle(tmp_path: Path):
-    for seed in (0, 1):
-        build(small_spec(), tmp_path / "b", runtimes=["ort-cpu"], seed=seed)
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("kind", ["file", "other folder", "under a file"])
@@ -196,7 +176,7 @@ def test_a_module_of_the_users_is_built_with_its_own_names(tmp_path: Path):
         ["mixed", "total"],
         relations={"both": "a + b"},
     )
-    assert build(subject, tmp_path / "b", runtimes=BOTH).passed
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
     manifest = read_bundle(tmp_path / "b")
     assert manifest.outputs == {
         "mixed": TensorSignature("float32", ("batch", "both", 4)),

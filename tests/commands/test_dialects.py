@@ -11,34 +11,31 @@ import onnx
 import pytest
 import torch
 from conftest import small_spec
-from default_share import long_cases
 from msgspec.structs import replace
-from shared import once
+from shared import swapped_bundle
 from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
+from attn_export.commands.bundle_graphs import lower_all
 from attn_export.commands.check import check
 from attn_export.commands.main import run
 from attn_export.dialect_names import DIALECTS
 from attn_export.errors import GraphError, UsageError
+from attn_export.graph import Graph
 from attn_export.graph.checks import check_graph
+from attn_export.graph.load import load_graph
 from attn_export.graph.lower.dialects import REWRITES
 from attn_export.parts import parts
+from attn_export.schema import GraphFile
 from attn_export.tensorfile import read_tensors, write_tensors
 
 FILES = {"model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decode.onnx"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def whole() -> Path:
     """Return a bundle with every dialect and a cache in place."""
-
-    def make(folder: Path) -> None:
-        spec = small_spec(cache="in-place", attn_mask="none", rotary="half")
-        with long_cases():
-            assert build(spec, folder, runtimes=["ort-cpu", "onnx-reference"]).passed
-
-    return once("whole/b", make)
+    return swapped_bundle()
 
 
 def manifest_of(bundle: Path) -> dict:
@@ -96,30 +93,20 @@ def test_a_graph_for_single_queries_gets_the_cases_that_have_one(whole: Path):
     assert all("_L1" in case for case in singles)
 
 
-def test_a_runtime_that_is_not_for_a_dialect_is_not_run_with_it(whole: Path):
-    report = verify(whole, runtimes=["onnx-reference"])
-    assert report.passed
-    assert {run.graph: run.reason for run in report.runs if run.outcome == "not run"} == {
-        name: "it is not for the ort dialect; it runs standard and portable"
-        for name in FILES
-        if ".ort." in name
-    }
-
-
 def test_a_graph_of_the_bundle_that_was_changed_is_still_run_as_what_it_is(
     whole: Path, tmp_path: Path
 ):
     shutil.copytree(whole, tmp_path / "b")
-    for name in ("model.ort.onnx", "model.ort.decode.onnx"):
-        model = onnx.load(tmp_path / "b" / name)
-        onnx.save(model, tmp_path / name)
-        assert verify(whole, graph=tmp_path / name, runtimes=["ort-cpu"]).passed
-        (weight,) = [t for t in model.graph.initializer if t.name == "v_proj.weight"]
-        changed = onnx.numpy_helper.to_array(weight).copy()
-        changed[0, 0] += 0.1
-        weight.CopyFrom(onnx.numpy_helper.from_array(changed, weight.name))
-        onnx.save(model, tmp_path / name)
-        assert verify(whole, graph=tmp_path / name, runtimes=["ort-cpu"]).exit_code == 6
+    name = "model.ort.decode.onnx"
+    model = onnx.load(tmp_path / "b" / name)
+    onnx.save(model, tmp_path / name)
+    assert verify(whole, graph=tmp_path / name, runtimes=["ort-cpu"]).passed
+    (weight,) = [t for t in model.graph.initializer if t.name == "v_proj.weight"]
+    changed = onnx.numpy_helper.to_array(weight).copy()
+    changed[0, 0] += 0.1
+    weight.CopyFrom(onnx.numpy_helper.from_array(changed, weight.name))
+    onnx.save(model, tmp_path / name)
+    assert verify(whole, graph=tmp_path / name, runtimes=["ort-cpu"]).exit_code == 6
 
 
 def test_a_check_sees_a_foreign_operator_and_a_wrong_axis(whole: Path, tmp_path: Path):
@@ -139,18 +126,14 @@ def test_a_check_sees_a_foreign_operator_and_a_wrong_axis(whole: Path, tmp_path:
 @pytest.mark.parametrize(
     ("dialects", "files"),
     [
-        (["standard"], {"model.onnx"}),
         (["portable"], {"model.portable.onnx"}),
         (["ort", "ort"], {"model.ort.onnx", "model.ort.decode.onnx"}),
         (["portable", "standard"], {"model.portable.onnx", "model.onnx"}),
     ],
-    ids=lambda value: ",".join(sorted(value)),
 )
-@pytest.mark.every(3)
-def test_only_what_is_named_is_built(dialects: list[str], files: set[str], tmp_path: Path):
-    report = build(small_spec(), tmp_path / "b", runtimes=["ort-cpu"], dialects=dialects)
-    assert report.passed
-    assert {path.name for path in (tmp_path / "b").glob("*.onnx")} == files
+def test_only_what_is_named_is_built(dialects: list[str], files: set[str], whole: Path):
+    exported = Graph(load_graph(whole / "model.onnx"), GraphFile("model.onnx"))
+    assert {graph.file.name for graph in lower_all(exported, dialects)[0]} == files
 
 
 class Swish(nn.Module):

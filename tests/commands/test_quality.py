@@ -90,9 +90,8 @@ def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
 
 @pytest.mark.parametrize(
     ("budget", "code"),
-    [("sqnr>=12", 0), ("sqnr>=90", 6), ("cosine>=0.9", 0), ("cosine>=0.99999999", 6),
-     ("row<=0.9", 0), ("row<=0.0001", 6)],
-)  # fmt: skip
+    [("sqnr>=12", 0), ("cosine>=0.99999999", 6), ("row<=0.0001", 6)],
+)
 def test_a_stored_reference_is_judged_again_by_any_budget(bundle: Path, budget: str, code: int):
     report = verify(bundle, runtimes=["ort-cpu"], budgets=[budget])
     assert report.exit_code == code, str(report)
@@ -120,9 +119,7 @@ def test_a_build_beyond_its_budget_fails_and_keeps_the_evidence(tmp_path: Path, 
     assert {verdict["status"] for verdict in kept["verdicts"]} == {"passed"}
 
 
-@pytest.mark.parametrize(
-    ("budget", "code"), [("kl<=0.1", 0), ("kl<=0.0000001", 6), ("top1>=0.3", 0), ("top1>=1", 6)]
-)
+@pytest.mark.parametrize(("budget", "code"), [("kl<=0.1", 0), ("top1>=1", 6)])
 def test_an_output_is_judged_as_logits_where_a_budget_asks(bundle: Path, budget: str, code: int):
     assert verify(bundle, runtimes=["ort-cpu"]).quality.logits is None
     report = verify(bundle, runtimes=["ort-cpu"], budgets=[budget])

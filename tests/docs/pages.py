@@ -74,8 +74,7 @@ def run(line: str, folder: Path) -> str:
     """
     command, _, comment = line.partition("  # exit code ")
     program, *arguments = shlex.split(command)
-    # Forked processes plan fewer cases than the first command, so they cannot compute its anew.
-    if program == "scripts/attn-export" and line != FIRST and "--recompute" not in arguments:
+    if program == "scripts/attn-export" and line != FIRST:
         done = run_command(arguments, folder)
     else:
         module = [sys.executable, "-m"]

@@ -39,7 +39,7 @@ LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision", "dry-run", "other-cpus", "whole-models", "build-models",
     "judge-a-model", "ship-to-cpp", "parity-in-ci", "commands", "graphs-of-others", "runtimes",
-    "value-ranges",
+    "value-ranges", "troubleshooting",
 }  # fmt: skip
 """Pages that take long, which `--all` runs. By default their commands are only read."""
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 from graph_surgery import Graph
 from onnx import TensorProto, helper
-from shared import once
+from shared import passed_bundle
 
-from attn_export import build
 from attn_export.spec import AttentionSpec
 
 GQA = AttentionSpec.from_dict(
@@ -50,11 +49,7 @@ SPECS = {
 
 def bundle_of(name: str) -> Path:
     """Return the bundle of a spec, built once."""
-
-    def make(folder: Path) -> None:
-        assert build(SPECS[name], folder, name=name, runtimes=["ort-cpu"], dialects=["all"]).passed
-
-    return once(f"explained/{name}", make)
+    return passed_bundle(SPECS[name])
 
 
 @dataclasses.dataclass(frozen=True)

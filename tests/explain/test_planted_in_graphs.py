@@ -52,7 +52,7 @@ DEFAULT = of_each_kind([*FAULTS, *HARD_FAULTS])
     extended([*FAULTS, *HARD_FAULTS], lambda fault: fault.name in DEFAULT),
     ids=lambda fault: fault.name,
 )
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_a_fault_in_a_graph_is_named_first(fault: Planted, tmp_path: Path):
     bundle = bundle_of(fault.spec)
     graph = planted(fault, bundle, tmp_path)

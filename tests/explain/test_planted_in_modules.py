@@ -12,13 +12,13 @@ from conftest import on
 from shared import extended, once
 from torch import Tensor, nn
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
 from attn_export.commands.explain_bundle import explain
 
 B, L, E, H, HKV, D = 2, 5, 32, 4, 2, 8
 WRONG_LAYERS = {4: 2, 12: 7}
 """The index of the wrong layer, by the number of layers."""
-AXES = {"x": {0: "batch", 1: "query_len"}}
+AXES = {"x": {0: "batch", 1: Axis("query_len", max=64)}}
 
 
 class Layer(nn.Module):

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agreement import right_graphs
 from hostile.user_inputs import give
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attn_export import Subject, assert_parity, build
-from attn_export.bundle.golden import read_inputs, stored_cases
-from attn_export.bundle.manifest import GOLDEN
+from attn_export import Subject
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.input_patterns import VALUES, DrawnCase, InputPattern
 from attn_export.errors import AttnExportError, ExportError, UsageError
+from attn_export.export.export import export
 from attn_export.export.nested import InputTree
 from attn_export.export.trees import Axis
 from attn_export.export.user_module import load_subject
@@ -60,18 +60,17 @@ def changed(**values: Any) -> Any:
     return draw
 
 
-def test_each_case_has_the_inputs_of_the_function(tmp_path):
-    report = build(Subject(Packed().eval(), packed, AXES, ["y"]), tmp_path, dialects=["standard"])
-    assert report.passed
-    names, cases = stored_cases(tmp_path / GOLDEN)
+def test_each_case_has_the_inputs_of_the_function():
+    subject = Subject(Packed().eval(), packed, AXES, ["y"])
+    right_graphs(subject)
+    cases = subject.plan().cases
     assert len(cases) > 20
     for case in cases:
-        inputs = read_inputs(case, names)
-        assert inputs["x"].dtype == np.float32
-        assert (np.diff(inputs["ends"]) >= 0).all(), case.name
-        assert inputs["ends"].max() <= case.sizes["tokens"], case.name
-    floats = [read_inputs(case, names)["x"] for case in cases]
-    assert max(abs(x).max() for x in floats) > 100, "contents still change numbers"
+        assert case.inputs["x"].dtype == np.float32
+        assert (np.diff(case.inputs["ends"]) >= 0).all(), case.name
+        assert case.inputs["ends"].max() <= case.sizes["tokens"], case.name
+    most = max(abs(case.inputs["x"]).max() for case in cases)
+    assert most > 100, "contents still change numbers"
 
 
 @pytest.mark.parametrize("content", VALUES, ids=lambda content: content.name)
@@ -110,10 +109,6 @@ def test_torch_draws_alike_too_and_its_own_state_stays():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_assert_parity_takes_a_function():
-    assert assert_parity(Packed().eval(), packed, AXES, dialects=["standard"]).passed
-
-
 def test_a_file_of_the_users_may_have_one(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -143,9 +138,14 @@ def test_a_file_of_the_users_may_have_one(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_a_wrong_function_is_one_line(function, axes, kind, says, tmp_path):
+def test_a_wrong_function_is_one_line(function, axes, kind, says):
+    def used() -> None:
+        subject = Subject(Packed().eval(), function, axes, ["y"])
+        export(subject)
+        subject.plan()
+
     with pytest.raises(AttnExportError, match=re.escape(says)) as raised:
-        build(Subject(Packed().eval(), function, axes, ["y"]), tmp_path / "b")
+        used()
     assert isinstance(raised.value, kind)
     assert len(str(raised.value)) <= 300
     assert "\n" not in str(raised.value)
@@ -181,10 +181,9 @@ def test_inputs_of_any_name_have_keywords():
     assert [word for word in keywords if not word.isidentifier() or iskeyword(word)] == []
 
 
-def test_axes_keep_their_bounds(tmp_path):
+def test_axes_keep_their_bounds():
     axes = {"x": {0: Axis("tokens", min=3, max=20)}, "ends": {0: "sequences"}}
     subject = Subject(Packed().eval(), refusing_one, axes, ["y"])
-    assert build(subject, tmp_path, dialects=["standard"]).passed
-    _, cases = stored_cases(tmp_path / GOLDEN)
-    sizes = [case.sizes["tokens"] for case in cases]
+    export(subject)
+    sizes = [case.sizes["tokens"] for case in subject.plan().cases]
     assert (min(sizes), max(sizes)) == (3, 20)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Subject, build
+from attn_export import Subject
 from attn_export.errors import ExportError
+from attn_export.export.export import export
 from attn_export.export.naming_advice import naming_advice
 
 E, H, D = 16, 2, 8
@@ -187,9 +187,9 @@ def test_the_names_that_make_a_module_run_at_other_sizes_are_proposed(make, says
     assert bool(says) == bool(found)
 
 
-def test_errors_of_an_export_propose_names_in_place_of_bounds(tmp_path: Path):
+def test_errors_of_an_export_propose_names_in_place_of_bounds():
     with pytest.raises(ExportError) as caught:
-        build(cached({"x": X, "past": PAST, "mask": MASK}), tmp_path / "b")
+        export(cached({"x": X, "past": PAST, "mask": MASK}))
     said = str(caught.value)
     assert said.endswith("relations={'total_len': 'query_len + past_len'}")
     assert "Axis(" not in said

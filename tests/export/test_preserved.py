@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from pathlib import Path
 
 import pytest
 import torch
+from agreement import right_graphs
 from torch import Tensor, nn
 
-from attn_export import Subject, build
+from attn_export import Subject
 from attn_export.errors import ExportError
+from attn_export.export.export import export
 from attn_export.export.module_state import copy_module, preserve_state
 
 
@@ -32,12 +33,6 @@ class MaskMadeOnce(nn.Module):
 def subject_of(module: nn.Module) -> Subject:
     axes = {"x": {0: "batch", 1: "query_len"}}
     return Subject(module.eval(), {"x": torch.randn(2, 5, 16)}, axes, ["y"])
-
-
-def test_a_mask_that_is_made_in_the_first_call_is_made_in_the_graph(tmp_path: Path):
-    module = MaskMadeOnce()
-    assert build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"]).passed
-    assert module.mask is None
 
 
 class BufferMadeOnce(MaskMadeOnce):
@@ -63,14 +58,13 @@ class BufferRegistered(BufferMadeOnce):
 @pytest.mark.parametrize("called_with", [None, 5, 40])
 @pytest.mark.every(4)
 def test_a_mask_that_is_kept_is_made_in_the_graph_and_stays(
-    kind: type[MaskMadeOnce], called_with: int | None, tmp_path: Path
+    kind: type[MaskMadeOnce], called_with: int | None
 ):
     module = kind()
     if called_with:
         module(torch.randn(1, called_with, 16))
     mask, buffers = module.mask, dict(module.named_buffers())
-    report = build(subject_of(module), tmp_path / "b", dialects=["standard"])
-    assert report.passed
+    right_graphs(subject_of(module))
     assert module.mask is mask
     assert dict(module.named_buffers()).keys() == buffers.keys()
     assert "register_buffer" not in vars(module)
@@ -88,10 +82,10 @@ class BufferMoved(nn.Module):
         return (x * self.table) @ x.mT @ x
 
 
-def test_a_buffer_that_a_call_assigns_stays_a_buffer(tmp_path: Path):
+def test_a_buffer_that_a_call_assigns_stays_a_buffer():
     module = BufferMoved()
     table = module.table
-    assert build(subject_of(module), tmp_path / "b", dialects=["standard"]).passed
+    right_graphs(subject_of(module))
     assert module._buffers["table"] is table
 
 
@@ -110,12 +104,12 @@ class MaskCounted(nn.Module):
         return scores.softmax(-1) @ x
 
 
-def test_a_module_that_needs_kept_state_is_refused_with_the_remedy(tmp_path: Path):
+def test_a_module_that_needs_kept_state_is_refused_with_the_remedy():
     module = MaskCounted()
     module(torch.randn(1, 5, 16))
     mask = module.mask
     with pytest.raises(ExportError, match=r"keeps mask from call to call.*make it in each call"):
-        build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"])
+        export(subject_of(module))
     assert module.mask is mask
 
 

@@ -17,6 +17,7 @@ from torch.ao.quantization import quantize_dynamic
 
 from attn_export import Attention, AttentionSpec, Subject, build
 from attn_export.errors import ExportError, UsageError
+from attn_export.export.export import export
 from attn_export.source_location import is_user_file
 
 # fmt: off
@@ -179,10 +180,6 @@ def split_by_values(m, x):
     return torch.cat(x.new_ones(sum(sizes), 8).split(sizes)).sum(0) + x             # line
 
 
-def size_of_values(m, x):
-    return x[x > 0]
-
-
 # fmt: on
 NOT_SIZED = "a branch or a size depends on the values of a tensor; use torch.where"
 TABLE = {
@@ -213,13 +210,12 @@ TABLE = {
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; it draws random numbers",
     split_by_values: "a tensor is split into sizes that are values of another",
-    size_of_values: "the shape of y depends on values",
 }
 IN_FORWARD = {
     unlike_ranks, cast_within, bucketized, searched, custom, branched, split_by_values,
 }  # fmt: skip
 """torch keeps only the lines of `forward` with a captured node."""
-WITHOUT_A_LINE = {random, size_of_values}
+WITHOUT_A_LINE = {random}
 
 
 def line_in(function: Callable[..., object]) -> str:
@@ -231,16 +227,24 @@ def line_in(function: Callable[..., object]) -> str:
 
 @pytest.mark.parametrize("function", TABLE, ids=lambda function: function.__name__)
 @pytest.mark.every(3)
-def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_path: Path):
+def test_a_refusal_names_the_construct_its_line_and_what_to_write(function):
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     axes = {"x": {0: "batch", 1: "query_len"}}
     with pytest.raises(ExportError) as caught:
-        build(Subject(Theirs(function).eval(), {"x": x}, axes, ["y"]), tmp_path / "b")
+        export(Subject(Theirs(function).eval(), {"x": x}, axes, ["y"]))
     said = str(caught.value)
     assert TABLE[function] in said
     place = Theirs.forward if function in IN_FORWARD else function
     assert function in WITHOUT_A_LINE or line_in(place) in said
     assert "\n" not in said
+
+
+def test_a_shape_that_depends_on_values_is_refused(tmp_path: Path):
+    subject = Subject(
+        Theirs(lambda _, x: x[x > 0]).eval(), {"x": torch.randn(2, 5, 8)}, {"x": {0: "n"}}, ["y"]
+    )
+    with pytest.raises(ExportError, match="the shape of y depends on values"):
+        build(subject, tmp_path / "b")
     assert not any(tmp_path.iterdir())
 
 
@@ -255,14 +259,14 @@ def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_modules_that_torch_has_compiled_are_named(wrap, said: str, tmp_path: Path):
+def test_modules_that_torch_has_compiled_are_named(wrap, said: str):
     module = nn.Sequential(nn.Linear(8, 8), wrap(nn.Sequential(nn.Linear(8, 8), nn.GELU())))
     subject = Subject(module.eval(), {"input": torch.ones(2, 8)}, {"input": {0: "batch"}}, ["y"])
     with pytest.raises(ExportError, match=re.escape(said)):
-        build(subject, tmp_path / "b")
+        export(subject)
 
 
-def test_packed_sequences_that_are_split_by_their_offsets_are_named(tmp_path: Path):
+def test_packed_sequences_that_are_split_by_their_offsets_are_named():
     class Packed(nn.Module):
         def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
             parts = torch.split(x, cu_seqlens.diff().tolist())
@@ -271,7 +275,7 @@ def test_packed_sequences_that_are_split_by_their_offsets_are_named(tmp_path: Pa
     inputs = {"x": torch.randn(6, 8), "cu_seqlens": torch.tensor([0, 2, 6])}
     subject = Subject(Packed().eval(), inputs, {"x": {0: "tokens"}}, ["y"])
     with pytest.raises(ExportError, match=r"if cu_seqlens splits packed .* inputs=function"):
-        build(subject, tmp_path / "b")
+        export(subject)
 
 
 WHOLE = {

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from agreement import right_graphs
 from shared import extended
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Axis, Subject, build
+from attn_export import Axis, Subject
 from attn_export.errors import UsageError
 
 E, H, D = 16, 2, 8
@@ -197,11 +196,8 @@ def test_tensors_in_objects_are_named_and_what_changes_is_an_output(name: str):
 
 @pytest.mark.parametrize("name", extended(CASES, lambda name: name in IN_SHORT))
 @pytest.mark.every(3)
-def test_it_passes_and_the_manifest_says_which_input_takes_which_output(name: str, tmp_path: Path):
-    report = build(CASES[name][0](), tmp_path / "b", runtimes=["ort-cpu"])
-    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
-    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
-    assert manifest.get("caches", {}) == {out: past for past, out in CASES[name][1].items()}
+def test_its_graph_is_right(name: str):
+    right_graphs(CASES[name][0]())
 
 
 def test_the_objects_of_the_user_are_as_before():

@@ -103,10 +103,6 @@ HEADS = ("batch", H, "query_len", D)
 
 FOREIGN = {
     "MultiheadAttention": Foreign(MultiHead, {"x": X}),
-    "TransformerEncoderLayer": Foreign(
-        lambda: nn.TransformerEncoderLayer(E, H, 2 * E, batch_first=True, activation="gelu"),
-        {"src": X},
-    ),
     "grouped with a cache": Foreign(
         Grouped, {"x": X, "past_key": PAST, "past_value": PAST}, outputs=("y", "key", "value")
     ),

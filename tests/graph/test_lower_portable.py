@@ -21,6 +21,7 @@ def lowered(form: Form) -> ir.Model:
 
 
 @pytest.mark.parametrize("name", FORMS | IN_PLACE)
+@pytest.mark.every(3)
 def test_a_form_gives_what_the_reference_gives(name: str):
     form = (FORMS | IN_PLACE)[name]
     model = lowered(form)

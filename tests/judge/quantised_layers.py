@@ -14,7 +14,7 @@ import pytest
 from conftest import small_spec
 from named_causes import first_cause_of
 from planted_faults import Faults, Run, run_with
-from shared import once, passed_bundle
+from shared import once
 
 from attn_export import build
 from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
@@ -36,29 +36,25 @@ class Layer:
     Attributes:
         spec: The fields of its spec beside those of `small_spec`.
         right: What computes its graph without a fault.
-        shared: The name of its bundle in other tests; "" if no other test has it.
     """
 
     spec: Mapping[str, Any]
     right: Computed
     faults: Mapping[Place, tuple[str | None, Computed]]
-    shared: str = ""
     dialects: tuple[str, ...] = ("standard",)
 
 
-def edited(spec: Mapping[str, Any], faults: Faults, shared: str = "") -> Layer:
+def edited(spec: Mapping[str, Any], faults: Faults) -> Layer:
     """Return a layer whose faults are changes of its graph."""
     planted = {
         (name, ""): (cause, functools.partial(run_with, edit))
         for name, (cause, edit) in faults.items()
     }
-    return Layer(spec, functools.partial(run_with, None), planted, shared)
+    return Layer(spec, functools.partial(run_with, None), planted)
 
 
 def bundle_of(name: str, layer: Layer) -> Path:
     spec = small_spec(**layer.spec)
-    if layer.shared:
-        return passed_bundle(layer.shared, spec)
 
     def make(folder: Path) -> None:
         built = build(

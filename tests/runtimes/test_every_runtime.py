@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import small_spec
-from shared import always, extended
+from shared import always, bundle_of, extended, spec_of
 
-from attn_export import build, verify
+from attn_export import verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
@@ -24,11 +23,9 @@ Need = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle() -> Path:
     """Return a bundle in all dialects, appending."""
-    folder = tmp_path_factory.mktemp("bundle") / "b"
-    assert build(small_spec(), folder, name="b", runtimes=["ort-cpu"]).passed
-    return folder
+    return bundle_of("append")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,7 @@ def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = load_graph(bundle / "model.onnx")
     for node in model.graph:
         if node.op_type == "Attention":
-            head_dim = small_spec().head_dim
+            head_dim = spec_of("append").head_dim
             node.attributes.add(_float("scale", (head_dim + 1) ** -0.5))
     graphs = {"model.onnx": model}
     for dialect in ("portable", "ort"):

@@ -101,7 +101,8 @@ def test_prompts_of_different_lengths_are_rows_of_their_own(name: str, dialect: 
      ("mha, weights, float mask", "ort"), ("mha, weights, float mask", "portable"),
      ("bfloat16", "ort")],
 )  # fmt: skip
-@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("value", [np.nan, 3e38])
+@pytest.mark.every(2)
 def test_values_in_padding_change_nothing(name: str, dialect: str, value: float):
     prompts = np.array([1, 4, 2])
     sequence = Sequence.random(name, 3, 12)

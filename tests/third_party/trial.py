@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
 import json
 import logging
 import time
@@ -14,20 +13,14 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
+from agreement import disagreement
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
-from attn_export.export.capture import sizes_to_try
 from attn_export.export.export import of_tensors
-from attn_export.export.trees import to_numpy
 from attn_export.temp_folders import scratch
-
-OTHERS = 3
-"""The number of other sizes at which a graph is compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,25 +99,6 @@ def with_exporter(subject: Subject) -> bool:
             return not disagreement(subject, folder / "model.onnx")
         except Exception:
             return False
-
-
-def disagreement(subject: Subject, path: Path) -> str:
-    """Return where a graph is not the module: at the example's sizes and at others; "" if not."""
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    others = sizes_to_try(subject)
-    for sizes in [subject.example_sizes, *itertools.islice(others, OTHERS)]:
-        inputs = subject.draw(sizes, "stranger")
-        with torch.inference_mode():
-            wanted = to_numpy(subject.call(subject.module, inputs))
-        names = [each.name for each in session.get_inputs()]
-        given = {name: array for name, array in to_numpy(inputs).items() if name in names}
-        got = dict(zip(subject.outputs, session.run(list(subject.outputs), given), strict=True))
-        for name, array in wanted.items():
-            if array.shape != got[name].shape or not np.allclose(
-                got[name], array, rtol=1e-3, atol=1e-4, equal_nan=True
-            ):
-                return f"{name} differs at {dict(sizes)}"
-    return ""
 
 
 @contextlib.contextmanager

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 import transformers as hf
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from attn_export import Subject, build
+from attn_export import Subject
 
 B, L, P, E, H, HKV, D = 2, 5, 7, 32, 4, 2, 8
 TOKENS = {0: "batch", 1: "query_len"}
@@ -28,8 +25,6 @@ SMALL = {
 BERT = SMALL | {"intermediate_size": 48}
 DECODER = BERT | {"num_key_value_heads": HKV, "head_dim": D}
 WINDOW = {"sliding_window": 6}
-GEMMA = DECODER | WINDOW | {"query_pre_attn_scalar": 11}
-EVERY_SECOND = {"sliding_window_pattern": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +47,7 @@ class Family:
 
 FAMILIES = {
     "llama": Family(hf.LlamaConfig, DECODER, hf.LlamaModel),
-    "qwen3": Family(hf.Qwen3Config, DECODER, hf.Qwen3Model),
     "mistral": Family(hf.MistralConfig, DECODER | WINDOW, hf.MistralModel),
-    "gemma2": Family(hf.Gemma2Config, GEMMA, hf.Gemma2Model),
-    "gemma3": Family(hf.Gemma3TextConfig, GEMMA | EVERY_SECOND, hf.Gemma3TextModel),
-    "gpt2": Family(hf.GPT2Config, SMALL, hf.GPT2Model),
     "bert": Family(hf.BertConfig, BERT, hf.BertModel),
 }
 
@@ -107,28 +98,3 @@ def decoder(name: str, *, windows: bool = False) -> Subject:
     axes = {"input_ids": TOKENS, "attention_mask": {0: "batch", 1: "total_len"}}
     axes |= {f"past.{each}.{part}": PAST for each in range(2) for part in range(2)}
     return Subject(module, inputs, axes, ["last_hidden_state", *PRESENT], relations=TOTAL)
-
-
-# -- what came of it ----------------------------------------------------------------------------
-
-
-class Built:
-    """A bundle that passed, whose axes are all free that were to be."""
-
-    def __init__(self, subject: Subject, folder: Path) -> None:
-        report = build(subject, folder / "b", runtimes=["ort-cpu"], dialects=["standard"])
-        assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
-        self.nodes = list(onnx.load(folder / "b" / "model.onnx").graph.node)
-        manifest = json.loads((folder / "b" / "manifest.json").read_text())
-        for name, dynamic in subject.axes.items():
-            shape = enumerate(manifest["inputs"][name]["shape"])
-            assert {axis: size for axis, size in shape if isinstance(size, str)} == dynamic
-
-    def count(self, operator: str) -> int:
-        return sum(node.op_type == operator for node in self.nodes)
-
-    @property
-    def with_past(self) -> int:
-        """The number of Attention nodes that take the past and give the present."""
-        attentions = [node for node in self.nodes if node.op_type == "Attention"]
-        return sum(all(n.input[4:6]) and all(n.output[1:3]) for n in attentions if n.input[4:6])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
 from attn_export.parts.attention_operators.fused_kernels import TRANSLATIONS
 
 B, L, S, H, HKV, D = 2, 3, 5, 4, 2, 8
@@ -222,7 +222,8 @@ def test_a_module_that_needs_a_gpu_is_built_as_one_node(
     attend = theirs if called != "Function" else lambda *x: theirs.apply(*x, True, (-1, -1))
     module = Layer(lambda q, k, v: attend(q, k, v, **arguments)).eval()
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
-    subject = Subject(module, {"x": x}, {"x": {0: "batch", 1: "query_len"}}, ["y"])
+    axes = {"x": {0: "batch", 1: Axis("query_len", max=64)}}
+    subject = Subject(module, {"x": x}, axes, ["y"])
     report = build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard", "ort"])
     assert report.passed, report.notes
     assert any("_flash_attn_forward" in n or "flash_attn_func" in n for n in report.notes)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import Cli, small_spec
 from msgspec.structs import replace
+from shared import bundle_of
 
 from attn_export import build
 from attn_export.bundle.manifest import read_manifest
@@ -138,10 +139,8 @@ def test_wrong_use_is_one_line_and_a_code(cli: Cli, bundle: Path, tmp_path: Path
     assert cli("bench", copy).returncode == 7
 
 
-def test_decoding_needs_a_cache(tmp_path: Path, capsys):
-    spec = AttentionSpec(embed_dim=16, num_heads=2)
-    build(spec, tmp_path / "b", name="b", runtimes=["ort-cpu"])
-    assert run(["bench", str(tmp_path / "b"), "--decode", "8"]) == 2
+def test_decoding_needs_a_cache(capsys):
+    assert run(["bench", str(bundle_of("no-cache")), "--decode", "8"]) == 2
     assert "no cache" in capsys.readouterr().err
 
 

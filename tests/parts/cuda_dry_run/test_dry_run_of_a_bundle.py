@@ -26,7 +26,7 @@ SPEC = {
 def test_a_dry_run_of_a_bundle_shows_each_graph_and_the_best_and_changes_nothing(
     cli: Cli, tmp_path: Path
 ):
-    bundle = shared.passed_bundle("dry run", AttentionSpec.from_dict(SPEC))
+    bundle = shared.passed_bundle(AttentionSpec.from_dict(SPEC))
     before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
     done = cli("dry-run", bundle, "--json", tmp_path / "seen.json")
     assert done.returncode == 0, done.stderr

@@ -138,6 +138,7 @@ MULTI_HEAD: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.mark.parametrize("dialect", ["standard", "portable"])
 @pytest.mark.parametrize("name", [*GROUPED, *MULTI_HEAD])
+@pytest.mark.every(3)
 def test_contrib_nodes_go_back(name: str, dialect: str, tmp_path: Path):
     source, target = tmp_path / "a.onnx", tmp_path / "b.onnx"
     grouped(source, **GROUPED[name]) if name in GROUPED else multi_head(source, **MULTI_HEAD[name])

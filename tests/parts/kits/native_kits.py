@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import subprocess
@@ -30,7 +29,7 @@ def kit_of(kind: str, name: str) -> Path:
         # A cache in place is held as the fastest graphs do, one of them for single tokens.
         write_kit(kind, bundle, kit, dialect=None if name == "in-place" else DIALECT)
         # One as users build it; optimising all of them takes a minute.
-        compile_kit(kind, kit, "Release" if name == "append" else "Debug")
+        compile_kit(kind, kit, "Release" if (kind, name) == ("c", "append") else "Debug")
 
     return once(f"kits/{kind}-{name}", make)
 
@@ -125,68 +124,15 @@ def in_truth(edit: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path]
     return change
 
 
-def _nan(truth: np.ndarray) -> None:
-    truth[0, 0, 0] = np.nan
-
-
-def _infinity(truth: np.ndarray) -> None:
-    truth[0, 0, 3] = -np.inf
-
-
-def _zero_row(truth: np.ndarray) -> None:
-    truth[0, 0] = 0
-
-
-def _whole(truth: np.ndarray) -> None:
-    truth *= 1.01
-
-
-WRONG_TRUTHS = {
-    "NaN or infinity in other places than the truth has them; 1 of": in_truth(_nan),
-    "NaN or infinity in other places": in_truth(_infinity),
-    "a row that must be 0 is not": in_truth(_zero_row),
-    "the whole output, allowed": in_truth(_whole),
-}
-
-
-def _through(operator: str, kind: int, **attributes: int) -> Callable[[Path], None]:
-    """Send the graph's first output through one more operator that changes its form."""
-
-    def change(bundle: Path) -> None:
-        model = onnx.load(bundle / "model.onnx", load_external_data=False)
-        output = model.graph.output[0]
-        (node,) = (node for node in model.graph.node if output.name in node.output)
-        names = ["before" if name == output.name else name for name in node.output]
-        del node.output[:]
-        node.output.extend(names)
-        model.graph.node.append(
-            onnx.helper.make_node(operator, ["before"], [output.name], **attributes)
-        )
-        output.type.tensor_type.elem_type = kind
-        output.type.tensor_type.ClearField("shape")
-        onnx.save(model, bundle / "model.onnx")
-
-    return change
-
-
-WRONG_FORMS = {
-    "its shape is [": _through("Transpose", onnx.TensorProto.FLOAT),
-    "its type is 11, expected 1": _through(
-        "Cast", onnx.TensorProto.DOUBLE, to=onnx.TensorProto.DOUBLE
-    ),
-}
-
-
-def one_row(bundle: Path) -> None:
-    """Change the smallest row by twice its allowed error, which is small in the whole."""
-    cases = json.loads((bundle / "golden" / "index.json").read_text())["cases"]
-    case = max(cases, key=lambda c: c["sizes"]["batch"] * c["sizes"]["query_len"])
-    path = bundle / "golden" / case["folder"] / "output_0.pb"
-    name, array = read_tensor(path)
-    rows = array.copy().reshape(-1, array.shape[-1])
-    norms = np.linalg.norm(rows, axis=1)
-    rows[np.argmin(np.where(norms > 0, norms, np.inf))] *= 1 + 2 * case["allowed"][name]["row"]
-    write_tensor(path, name, rows.reshape(array.shape))
+def transposed(bundle: Path) -> None:
+    """Transpose the graph's first output."""
+    model = onnx.load(bundle / "model.onnx", load_external_data=False)
+    output = model.graph.output[0]
+    (node,) = (node for node in model.graph.node if output.name in node.output)
+    node.output[:] = ["before" if name == output.name else name for name in node.output]
+    model.graph.node.append(onnx.helper.make_node("Transpose", ["before"], [output.name]))
+    output.type.tensor_type.ClearField("shape")
+    onnx.save(model, bundle / "model.onnx")
 
 
 def _cut(path: str) -> Callable[[Path], None]:
@@ -197,28 +143,15 @@ def _cut(path: str) -> Callable[[Path], None]:
     return change
 
 
-def _lost(bundle: Path) -> None:
-    (bundle / "golden" / "test_data_set_1" / "output_0.pb").unlink()
-
-
 def _renamed(bundle: Path) -> None:
     path = bundle / "golden" / "test_data_set_0" / "input_0.pb"
     _, array = read_tensor(path)
     write_tensor(path, "somebody_else", array)
 
 
-def _huge(bundle: Path) -> None:
-    """Write a tensor that claims to have 2**62 elements."""
-    path = bundle / "golden" / "test_data_set_0" / "input_0.pb"
-    path.write_bytes(b"\x08" + b"\x80" * 8 + b"\x40" + path.read_bytes())
-
-
 DAMAGED = {
     "input_0.pb holds no tensor": _cut("golden/test_data_set_0/input_0.pb"),
-    "output_0.pb holds no tensor": _cut("golden/test_data_set_0/output_0.pb"),
-    "test_data_set_1/output_0.pb": _lost,
     "holds somebody_else, expected query": _renamed,
-    "input_0.pb holds no tensor: ": _huge,
     "output_0.pb: output has the shape [": in_truth(lambda truth: truth[..., :-1]),
     "output_0.pb: output has the type 11, expected 1": in_truth(
         lambda truth: truth.astype(np.float64)

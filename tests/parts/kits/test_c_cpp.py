@@ -10,24 +10,21 @@ from evidence import (
     NO_EVIDENCE,
     ONE_ROW,
     REASON,
-    ROWS,
-    change_row,
+    change_ignored_row,
     check_decode_graph,
     double_decoded,
     lines_of,
 )
 from native_kits import (
     DAMAGED,
-    WRONG_FORMS,
-    WRONG_TRUTHS,
     changed,
     compile_and_run,
     judged,
     kit_of,
     kit_without_evidence,
-    one_row,
     run,
     scale,
+    transposed,
 )
 from readmes import blocks, commands, states_the_meaning_of_true
 from shared import BUNDLES, bundle_of, extended
@@ -120,47 +117,17 @@ def test_a_wrong_scale_is_seen(kit: Path, bundle: Path, tmp_path: Path):
     assert " token by token  output: relative error" in done.stdout
 
 
-@pytest.mark.parametrize("says", WRONG_TRUTHS)
-def test_each_part_of_the_rule_is_judged(says: str, kit: Path, bundle: Path, tmp_path: Path):
-    done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_TRUTHS[says]))
-    assert done.returncode == 1
-    first, *others = judged(done)
-    assert first.startswith("FAIL ")
-    assert f"  output: {says}" in first or says in first.split(" over ", 1)[-1]
-    assert all(line.startswith("ok   ") for line in others)
-
-
-@pytest.mark.parametrize("says", WRONG_FORMS)
-def test_an_output_of_another_form_than_the_truth_fails(
-    says: str, kit: Path, bundle: Path, tmp_path: Path
-):
-    done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_FORMS[says]))
+def test_an_output_of_another_shape_than_the_truth_fails(kit: Path, bundle: Path, tmp_path: Path):
+    done = run(kit, "self_test", changed(bundle, tmp_path, transposed))
     assert done.returncode == 1
     first, *_ = judged(done)
     assert first.startswith("FAIL ")
-    assert f"  output: {says}" in first
+    assert "  output: its shape is [" in first
 
 
-def test_one_row_counts_as_much_as_the_whole(kit: Path, bundle: Path, tmp_path: Path):
-    done = run(kit, "self_test", changed(bundle, tmp_path, one_row))
-    assert done.returncode == 1
-    (failed,) = (line for line in judged(done) if line.startswith("FAIL ") and "token" not in line)
-    assert "over one row" in failed
-
-
-@pytest.mark.parametrize("what", ROWS)
-def test_a_row_that_is_ignored_is_not_compared_and_others_are(
-    what: str, kit: Path, bundle: Path, tmp_path: Path
-):
-    row, value, passes = ROWS[what]
-    copy = changed(bundle, tmp_path, lambda folder: change_row(folder, row, value))
-    done = run(kit, "self_test", copy)
-    line = lines_of(done.stdout)[ONE_ROW]
-    if passes:
-        assert (done.returncode, line[:4]) == (0, "ok  "), line
-    else:
-        assert done.returncode == 1
-        assert line.startswith(f"FAIL {ONE_ROW}  output: NaN or infinity in other places"), line
+def test_a_row_that_is_ignored_is_not_compared(kit: Path, bundle: Path, tmp_path: Path):
+    done = run(kit, "self_test", changed(bundle, tmp_path, change_ignored_row))
+    assert (done.returncode, lines_of(done.stdout)[ONE_ROW][:4]) == (0, "ok  ")
 
 
 @pytest.mark.every(3)
@@ -180,14 +147,8 @@ def test_no_evidence_does_not_pass_and_has_a_reason(language: str):
     assert summary.startswith(f"of {REASON}: {count - len(NO_EVIDENCE) - 1} of {count} passed")
 
 
-@pytest.mark.every(3)
-def test_no_evidence_still_has_the_shape_of_the_truth(language: str, bundle: Path, tmp_path: Path):
-    kit = kit_without_evidence(language)
-    done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_FORMS["its shape is ["]))
-    assert lines_of(done.stdout)["base"].startswith("FAIL base  output: its shape is [")
-
-
 @pytest.mark.parametrize("says", DAMAGED)
+@pytest.mark.every(2)
 def test_a_damaged_bundle_is_one_line_and_exit_code_2(
     says: str, kit: Path, bundle: Path, tmp_path: Path
 ):

@@ -128,17 +128,11 @@ def _input(name: str, shape: object) -> Ends:
     ("manifest", "says"),
     [
         (_input("query", ["batch"] * 9), r"manifest\.json was changed: .*shape"),
-        (_input("query", [-1, 16]), r"manifest\.json was changed: .*shape"),
         (_input("query", [2**62, 16]), r"manifest\.json was changed: .*shape"),
-        (_input("query", [True, 16]), r"manifest\.json was changed: .*shape"),
-        (_input("query", [""]), r"manifest\.json was changed: .*shape"),
-        (_input("query", "batch"), r"manifest\.json was changed: .*shape"),
         (_input("", ["batch"]), r"manifest\.json was changed: .*inputs"),
         (_input("q\x1b[31m", ["batch"]), r"manifest\.json was changed: .*inputs"),
-        (_input("q\0", ["batch"]), r"manifest\.json was changed: .*inputs"),
         (_input("q" * 256, ["batch"]), r"manifest\.json was changed: .*inputs"),
         ({"inputs": {}}, r"manifest\.json was changed: .*puts"),
-        ({"outputs": {}}, r"manifest\.json was changed: .*puts"),
     ],
 )
 def test_a_bundle_that_no_kit_can_hold_is_refused_in_one_line(

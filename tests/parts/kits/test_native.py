@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ import onnx
 import psutil
 import pytest
 from processes import gone
-from shared import BUNDLES, bundle_of
+from shared import bundle_of
 
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
@@ -50,7 +48,7 @@ def loaded(name: str, graph: Path) -> Iterator[Any]:
     assert engine._process.returncode == 0
 
 
-@pytest.mark.parametrize("name", BUNDLES)
+@pytest.mark.parametrize("name", ["no-cache", "bfloat16"])  # another test runs "append"
 def test_they_run_every_dialect_of_every_case(name: str):
     report = verify(bundle_of(name), runtimes=NAMES)
     assert report.passed
@@ -96,18 +94,6 @@ def test_a_bound_output_lies_in_the_memory_of_its_input(name: str, tmp_path: Pat
     np.testing.assert_array_equal(free["later"], -past * past)
     np.testing.assert_array_equal(bound["present"], -past)
     np.testing.assert_array_equal(bound["later"], past * past)
-
-
-def test_a_wrong_scale_is_seen(bundle: Path, tmp_path: Path):
-    model = onnx.load(bundle / "model.onnx")
-    (node,) = (n for n in model.graph.node if n.op_type == "Attention")
-    for attribute in [a for a in node.attribute if a.name == "scale"]:
-        node.attribute.remove(attribute)
-    node.attribute.append(onnx.helper.make_attribute("scale", 1 / math.sqrt(9)))  # D is 8
-    onnx.save(model, tmp_path / "wrong.onnx")
-    report = verify(bundle, graph=tmp_path / "wrong.onnx", runtimes=NAMES)
-    assert report.exit_code == 6
-    assert {v.runtime for v in report.verdicts if v.status == "failed"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,34 +182,6 @@ def test_a_program_that_stands_still_has_hung_and_is_ended(name: str, bundle: Pa
         list(worker.results())
         assert worker.outcome == "hung"
     wait_until_gone(pid)
-
-
-@pytest.mark.parametrize(
-    ("wrapped", "says"),
-    [
-        ("echo hello", "said 'hello' where 'loaded' was due"),
-        ("exec dd bs=1 count=30 status=none < <({real})", "without an end"),
-        ("exec dd bs=1 count=400 status=none < <({real})", "stopped within"),
-        ("{real} | sed -u 's/^outputs .*/outputs many/'", "where a number was due"),
-        ("exit 3", "exit code 3"),
-    ],
-)
-def test_a_program_that_talks_nonsense_has_crashed(
-    wrapped: str, says: str, name: str, bundle: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
-    real = f'"{program_of(name)}" "$1" "$2" <&3'
-    program = tmp_path / "home" / name / "serve"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/bash\nexec 3<&0\n{wrapped.format(real=real)}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv(installing.VARIABLE, str(tmp_path / "home"))
-    with Worker(runtime(name), LIMITS) as worker:
-        start(worker, bundle, tmp_path / "out")
-        list(worker.results())
-        assert worker.outcome == "crashed"
-        assert says in worker.reason
-        assert "\n" not in worker.reason
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from evidence import (
     NO_EVIDENCE,
     NO_SUCH_ROW,
     ONE_ROW,
-    ROWS,
     change_first,
-    change_row,
+    change_ignored_row,
     check_decode_graph,
     double_decoded,
     lines_of,
@@ -47,7 +46,7 @@ def test_it_is_set_up_tested_and_decodes_as_its_readme_says(tmp_path: Path):
     assert re.search(r"64 tokens of \d+\.\d+ ms each; 72 in the cache", decoded.stdout)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["append", "no-cache"])
 def test_the_programs_in_its_readme_run(name: str, tmp_path: Path):
     kit = kit_of("node", bundle_of(name), tmp_path, "node")
     programs = blocks(kit, "js")
@@ -80,14 +79,10 @@ def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
     check_decode_graph(run(kit, "node", "src/self_test.mjs").stdout.splitlines())
 
 
-@pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
-@pytest.mark.parametrize("name", ["append", "in-place"])
-@pytest.mark.every(6)
-def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, tmp_path: Path):
-    kit = write_kit("node", bundle_of(name), tmp_path / "kit", dialect=dialect)
-    done = run(_ready(kit), "node", "src/self_test.mjs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    plant_fault(kit / "bundle", spec_of(name))
+@pytest.mark.parametrize("dialect", ["standard", "portable"])
+def test_a_wrong_scale_fails(dialect: str, tmp_path: Path):
+    kit = _ready(write_kit("node", bundle_of("append"), tmp_path / "kit", dialect=dialect))
+    plant_fault(kit / "bundle", spec_of("append"))
     done = run(kit, "node", "src/self_test.mjs")
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
@@ -102,18 +97,11 @@ def _ready(kit: Path) -> Path:
     return kit
 
 
-@pytest.mark.parametrize("what", ROWS)
-def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_path: Path):
-    row, value, passes = ROWS[what]
+def test_a_row_that_is_ignored_is_not_compared(tmp_path: Path):
     kit = kit_of("node", bundle_of("append"), tmp_path, "node")
-    change_row(kit / "bundle", row, value)
+    change_ignored_row(kit / "bundle")
     done = run(kit, "node", "src/self_test.mjs")
-    line = lines_of(done.stdout)[ONE_ROW]
-    if passes:
-        assert (done.returncode, line[:4]) == (0, "ok  "), line
-    else:
-        assert done.returncode == 1
-        assert line.startswith(f"FAIL {ONE_ROW}  output: NaN in other places"), line
+    assert (done.returncode, lines_of(done.stdout)[ONE_ROW][:4]) == (0, "ok  ")
 
 
 def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path):
@@ -129,6 +117,7 @@ def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path):
 
 
 @pytest.mark.parametrize("what", [*BAD_ENTRIES, "a row that is not there"])
+@pytest.mark.every(3)
 def test_an_index_that_does_not_say_how_to_judge_is_exit_code_2(what: str, tmp_path: Path):
     kit = kit_of("node", bundle_of("append"), tmp_path, "node")
     change_first(kit / "bundle", BAD_ENTRIES.get(what, NO_SUCH_ROW))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from evidence import (
@@ -17,9 +15,8 @@ from evidence import (
     NO_EVIDENCE,
     NO_SUCH_ROW,
     ONE_ROW,
-    ROWS,
     change_first,
-    change_row,
+    change_ignored_row,
     check_decode_graph,
     double_decoded,
     lines_of,
@@ -27,14 +24,11 @@ from evidence import (
     without_evidence,
 )
 from readmes import blocks, commands, states_the_meaning_of_true
-from shared import bundle_of
+from shared import bundle_of, swapped_bundle
 
-from attn_export import build, verify
+from attn_export import verify
 from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.parts.kits.kit import write_kit
-from attn_export.spec import AttentionSpec
-from attn_export.tensorfile import write_tensors
-from attn_export.tensorproto import DTYPES
 
 NAMES = ("append", "in-place", "no-cache", "float16")
 
@@ -59,7 +53,7 @@ def test_its_self_test_passes_and_replays_token_by_token(name, tmp_path: Path):
     assert len(lines) > 20
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["append", "no-cache"])
 def test_the_program_in_its_readme_runs(name: str, tmp_path: Path):
     kit = write_kit("python", bundle_of(name), tmp_path / "kit")
     (program,) = blocks(kit, "python")
@@ -112,22 +106,11 @@ def test_a_wrong_scale_fails_the_self_test_by_name(tmp_path: Path):
     assert "relative error" in done.stdout
 
 
-@pytest.mark.parametrize("what", ROWS)
-def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_path: Path):
-    row, value, passes = ROWS[what]
+def test_a_row_that_is_ignored_is_not_compared(tmp_path: Path):
     kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
-    change_row(kit / "bundle", row, value)
+    change_ignored_row(kit / "bundle")
     done = run(kit, "self_test")
-    line = lines_of(done.stdout)[ONE_ROW]
-    if passes:
-        assert (done.returncode, line[:4]) == (0, "ok  "), line
-    else:
-        said = (
-            rf"FAIL {ONE_ROW}  output: NaN in other places than the truth has them; 48 of 288 "
-            rf"elements, the first at \[{row}, 0, 0\]: actual -?0\.\d+, expected nan"
-        )
-        assert done.returncode == 1
-        assert re.fullmatch(said, line), line
+    assert (done.returncode, lines_of(done.stdout)[ONE_ROW][:4]) == (0, "ok  ")
 
 
 def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):
@@ -150,6 +133,7 @@ def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):
 
 
 @pytest.mark.parametrize("what", [*BAD_ENTRIES, "a row that is not there"])
+@pytest.mark.every(4)
 def test_an_index_that_does_not_say_how_to_judge_is_exit_code_2(what: str, tmp_path: Path):
     kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
     change_first(kit / "bundle", BAD_ENTRIES.get(what, NO_SUCH_ROW))
@@ -159,6 +143,7 @@ def test_an_index_that_does_not_say_how_to_judge_is_exit_code_2(what: str, tmp_p
 
 
 @pytest.mark.parametrize("what", BAD_ENTRIES)
+@pytest.mark.every(4)
 def test_no_kit_is_written_of_an_index_that_does_not_say_how_to_judge(what: str, tmp_path: Path):
     change = BAD_ENTRIES[what]
     bundle = rewritten(
@@ -203,9 +188,7 @@ def test_the_graphs_are_the_fastest_also_where_the_cache_has_another_order(tmp_p
     of_append = (write_kit("python", bundle_of("append"), tmp_path / "a") / settings).read_text()
     assert "GRAPH = 'model.ort.onnx'" in of_append
     assert "DECODE = 'model.ort.decode.onnx'" in of_append
-    spec = AttentionSpec(embed_dim=16, num_heads=4, num_kv_heads=1, cache="in-place", causal=True)
-    build(spec, tmp_path / "b")  # there ort holds values transposed
-    kit = write_kit("python", tmp_path / "b", tmp_path / "c")
+    kit = write_kit("python", swapped_bundle(), tmp_path / "c")  # ort holds values transposed
     assert "LAYOUTS = {'past_value': [0, 1, 3, 2]" in (kit / settings).read_text()
     done = run(kit, "self_test")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -230,30 +213,6 @@ def test_an_unwritable_kit_is_refused_and_leaves_nothing(tmp_path: Path):
 def test_bfloat16_is_refused_where_the_engines_interface_has_none(tmp_path: Path):
     with pytest.raises(UsageError, match="query is bfloat16, which the python kit cannot hold"):
         write_kit("python", bundle_of("bfloat16"), tmp_path / "kit")
-
-
-def test_tensors_of_every_type_are_read_as_the_package_reads_them(tmp_path: Path):
-    kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
-    arrays = {
-        name: np.arange(6).astype(name).reshape(2, 3)
-        for name in DTYPES.values()
-        if name != "bfloat16"
-    }
-    write_tensors(tmp_path, "input", arrays)
-    code = (
-        "import sys; sys.path.insert(0, '.'); from pathlib import Path\n"
-        "from attn_kit.golden import read_tensor\n"
-        "for number in range(int(sys.argv[2])):\n"
-        "    name, array = read_tensor(Path(sys.argv[1]) / f'input_{number}.pb')\n"
-        "    print(name, array.dtype, array.tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(tmp_path), str(len(arrays))],
-        cwd=kit, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == [
-        f"{name} {array.dtype} {array.tolist()}" for name, array in arrays.items()
-    ]
 
 
 @pytest.mark.parametrize("through_link", [False, True])

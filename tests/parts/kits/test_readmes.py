@@ -7,16 +7,9 @@ from pathlib import Path
 import onnx
 import pytest
 from readmes import shapes
-from shared import passed_bundle
+from shared import swapped_bundle
 
 from attn_export.parts.kits.kit import LANGUAGES, write_kit
-from attn_export.spec import AttentionSpec
-
-
-def swapped_bundle() -> Path:
-    """Return a bundle whose graph for ONNX Runtime takes values as `[B, Hkv, Dv, capacity]`."""
-    spec = {"embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "causal": True, "cache": "in-place"}
-    return passed_bundle("swapped", AttentionSpec.from_dict(spec))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -59,7 +59,7 @@ def test_a_module_of_transformers_becomes_one_node(name: str, tmp_path: Path, ne
         example = {"hidden_states": torch.randn(2, 5, 32)}
     named = {"hidden_states": {0: "batch", 1: "query_len"}}
     subject = Subject(module, example, named, ["output"])
-    report = build(subject, tmp_path / "out", runtimes=["ort-cpu", "ort-cpu==1.32.0"])
+    report = build(subject, tmp_path / "out", runtimes=["ort-cpu==1.32.0"], dialects=["standard"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     nodes = onnx.load(tmp_path / "out" / "model.onnx").graph.node
     assert [node.op_type for node in nodes].count("LinearAttention") == 1
@@ -121,7 +121,7 @@ def test_a_function_of_ones_own_becomes_a_node_with_its_state(tmp_path: Path, ne
     example = {"x": torch.randn(2, 5, 16), "state": torch.randn(2, 4, 4, 4)}
     named = {"x": {0: "batch", 1: "query_len"}, "state": {0: "batch"}}
     subject = Subject(Net().eval(), example, named, ["output", "new_state"])
-    report = build(subject, tmp_path / "out", runtimes=["ort-cpu", "ort-cpu==1.32.0"])
+    report = build(subject, tmp_path / "out", runtimes=["ort-cpu==1.32.0"], dialects=["standard"])
     assert report.passed
     nodes = {node.op_type: node for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
     assert nodes["LinearAttention"].input[3] == "state"

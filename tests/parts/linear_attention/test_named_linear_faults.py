@@ -8,7 +8,6 @@ import numpy as np
 import numpy_linear
 import onnx_ir as ir
 import pytest
-from default_share import long_cases
 from linear_faults import CAUSES, FAULTS
 from linear_specs import LINEAR_SPECS
 from named_causes import causes_of
@@ -52,8 +51,7 @@ def evaluated(name: str) -> tuple[Evaluation, Arrays, list[tuple[Arrays, Arrays]
     """Return the graph of a spec, its weights, and the inputs of some cases with all values."""
     subject = Subject.from_spec(LINEAR_SPECS[name])
     evaluation = Evaluation(ir.to_proto(export(subject).model))
-    with long_cases():
-        cases = [c for c in subject.plan().cases if c.sizes["batch"] > 1 and not c.ignored_rows]
+    cases = [c for c in subject.plan().cases if c.sizes["batch"] > 1 and not c.ignored_rows]
     chosen = sorted(cases, key=lambda case: case.sizes["query_len"])
     middle = [case for case in chosen if 4 < case.sizes["query_len"] < 40][::8]
     long = [case for case in chosen if 100 < case.sizes["query_len"] < 400][:1]

@@ -14,7 +14,7 @@ import pytest
 from attn_export import AttentionSpec, build
 from attn_export.commands.main import run
 from attn_export.errors import UsageError
-from attn_export.parts.sweeps.releases import bisect, change, plain_cause
+from attn_export.parts.sweeps.releases import bisect, plain_cause
 
 CAUSES = {
     "c, model.onnx: the graph is right, c is not: it is slow": "it is slow",
@@ -36,13 +36,6 @@ RELEASES = ["ort-cpu==1.28.0", "ort-cpu==1.27.0"]
 def test_the_first_release_that_passes_is_found_by_running_them(need, bundle: Path, capsys):
     for release in RELEASES:
         need(release)
-    tried = bisect(bundle, RELEASES, "standard")
-    assert [(each.release, each.passed) for each in tried] == [
-        ("ort-cpu==1.27.0", False), ("ort-cpu==1.28.0", True),
-    ]  # fmt: skip
-    assert "masked" in tried[0].cause
-    older, newer = change(tried)
-    assert (older.release, newer.release) == ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
     assert run(["bisect", str(bundle), "--good", "1.28.0", "--bad", "1.27.0"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "ort-cpu==1.28.0 is the first that passes; ort-cpu==1.27.0 failed"

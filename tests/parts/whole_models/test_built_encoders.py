@@ -85,6 +85,7 @@ def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_no_evidenc
 
 
 @pytest.mark.parametrize("dialect", ["", ".portable", ".ort"])
+@pytest.mark.every(2)
 def test_padding_and_elements_that_are_all_padding_change_no_others(dialect):
     session = onnxruntime.InferenceSession(built_bert() / f"model{dialect}.onnx")
 
@@ -102,6 +103,7 @@ def test_padding_and_elements_that_are_all_padding_change_no_others(dialect):
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "wav2vec2"])
+@pytest.mark.every(2)
 def test_a_mask_of_an_encoder_that_is_dropped_is_found(kind, monkeypatch):
     subject = Subject.from_model(tiny_encoder(kind))
     assert worst_error(subject)[0] < 5e-6

@@ -69,6 +69,7 @@ def test_a_quantised_graph_is_judged_by_its_budget_and_by_its_integers(tmp_path)
 
 
 @pytest.mark.parametrize(("scaled", "budget"), [(1.0, "sqnr>=90"), (1.3, "sqnr>=30")])
+@pytest.mark.every(2)
 def test_a_graph_beyond_its_budget_fails(tmp_path, scaled, budget):
     run = RunOptions.of(runtimes=["ort-cpu"], budgets=[budget])
     report = compare_quantised(subject, graph(tmp_path / "g.onnx", scaled), run)

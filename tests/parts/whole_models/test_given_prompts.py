@@ -176,6 +176,7 @@ def test_a_token_that_only_ones_own_prompt_has_shows_a_wrong_row_and_replays(tmp
 
 
 @pytest.mark.parametrize("cache", ["in-place", "append"])
+@pytest.mark.every(2)
 def test_graphs_that_were_built_are_judged_by_ones_own_prompts(ids, cache):
     subject: Any = subject_of_model(EXPORTS / "llama" / "checkpoint", cache=cache)
     maker = subject.maker()

@@ -28,6 +28,8 @@ from attn_export.results import Report
 WIDE: dict[str, Any] = {"head_dim": 64, "hidden_size": 64}
 """Heads of a width that CUDA's kernels for one query take."""
 
+pytestmark = pytest.mark.xdist_group("test_half_models")  # what it exports is shared
+
 PROMPT = [[5, 9, 33, 7, 21, 8]]
 
 

@@ -100,18 +100,14 @@ def test_a_kit_passes_and_generates_the_tokens_of_a_session(language, kind, most
     assert max(found) == count
 
 
-@pytest.mark.parametrize("language", ["node", "python"])
-def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(language, need, tmp_path):
-    need(NEEDS.get(language, language))
+def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(tmp_path):
     bundle = tmp_path / "bundle"
     shutil.copytree(built("mistral"), bundle)
     size = sum(file.stat().st_size for file in (bundle / "golden").rglob("*"))
     assert "of them whole" in reduce_if_large(bundle / "golden", size // 2)[0]
     write_manifest(bundle, manifest_content(bundle))
-    kit = write_kit(language, bundle, tmp_path / "kit")
-    if language == "node":
-        (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
-    tested = run(kit, *SELF_TEST[language])
+    kit = write_kit("python", bundle, tmp_path / "kit")
+    tested = run(kit, *SELF_TEST["python"])
     assert tested.returncode == 0, tested.stdout + tested.stderr
     whole = sum(not case.shapes for case in read_index(bundle / "golden").cases)
     assert [line.startswith("ok ") for line in tested.stdout.splitlines()].count(True) == whole
@@ -124,11 +120,7 @@ def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(language, 
         (["1,64", "3"], "there is no token 64; ids are 0 to 63"),
         (["1,x", "3"], "there is no token -1; ids are 0 to 63"),
         (["", "3"], "the prompt has no token"),
-        (["1,2", "40"], "2 tokens and 40 more: the bundle takes 40"),
-        (["1,2", "0"], "2 tokens and 0 more: the bundle takes 40"),
-        (["1,2", "x"], "2 tokens and "),
         ([",".join(["1"] * 41), "1"], "41 tokens and 1 more: the bundle takes 40"),
-        (["9" * 400], "there is no token "),
     ],
 )
 def test_what_a_model_does_not_take_is_one_line(language, words, says, need):
@@ -166,6 +158,7 @@ def test_a_kit_continues_a_text(language, need, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": {"type": "BPE"}}', None])
+@pytest.mark.every(2)
 def test_a_kit_says_that_a_tokenizer_cannot_be_read(content, need, tmp_path):
     need("node")
     kit = tmp_path / "kit"

@@ -40,6 +40,8 @@ TABLES = {
     "quant_axes": (("MatMul", 0), ("Gather", 1)),
 }
 
+pytestmark = pytest.mark.xdist_group("test_quantised_models")  # its evidence is shared
+
 
 def quantised(export: str, folder: Path, level: int = 0, **options: object) -> Path:
     """Write the graph of an export with weights as integers, by ONNX Runtime's own quantiser."""

@@ -41,7 +41,6 @@ def test_caches_in_float16_are_written_by_the_operator_and_judged_twice():
     assert logits.part == "logits"
     assert 60 < logits.sqnr < 110
     assert [str(budget) for budget in report.quality.budgets] == ["sqnr>=50"]
-    assert not verify(bundle(), runtimes=["ort-cpu"], budgets=["sqnr>=110"]).passed
 
 
 def test_a_session_keeps_the_types_of_caches():

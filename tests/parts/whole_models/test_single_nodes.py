@@ -31,6 +31,7 @@ from attn_export.parts.whole_models.build.single_nodes import SingleNodes
         ("gpt2", 0, False),
     ],
 )
+@pytest.mark.every(2)
 def test_norms_and_rotations_are_found_by_value(kind, norms, rotated):
     model, ids = tiny_decoder(kind), torch.arange(3, 13).reshape(2, 5)
     for parameter in model.parameters():
@@ -110,8 +111,8 @@ def test_sums_and_norms_are_one_node_for_onnx_runtime():
     [
         ("llama", 2, 2),
         ("qwen3", 2, 0),  # norms of heads lie between product and rotation
-        ("mistral", 0, 0),  # all layers have windows
-        ("glm", 0, 0),  # half of each head is rotated
+        pytest.param("mistral", 0, 0, marks=pytest.mark.extended),  # all layers have windows
+        pytest.param("glm", 0, 0, marks=pytest.mark.extended),  # half of each head is rotated
     ],
 )
 def test_a_step_rotates_within_attention(kind, inside, packed):
