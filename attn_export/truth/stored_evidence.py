@@ -94,12 +94,14 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
         else:
             choices.append((entry, rows, sizes))
     count = _count([sizes for _, _, sizes in choices], most_bytes)
-    # Where not even one position of each case fits, the first cases are kept.
-    choices.sort(key=lambda choice: not choice[0].name.startswith((BASE, CHANGED)))
+    # Where not even one position of each case fits, what `verify` asks for is kept first.
+    shown = {name for entry in entries for name in entry.contents}
+    needed = {entry.name for entry, _, _ in choices if _is_needed(entry, shown)}
+    choices.sort(key=lambda choice: choice[0].name not in needed)
     left = most_bytes
     for entry, rows, sizes in choices:
         left -= sum(sizes[:count])
-        if left < 0:
+        if left < 0 and entry.name not in needed:
             shutil.rmtree(folder / entry.folder)
             continue
         none = np.empty(0, np.int64)
@@ -114,6 +116,16 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
         f"{len(entries)} of {counted(len(index.cases), 'case')}"
         + (f", {len(whole)} of them whole" if whole else ""),
     )
+
+
+def _is_needed(entry: CaseEntry, shown: set[str]) -> bool:
+    """Return whether a case is the base, changes one input, or has patterns that none before has.
+
+    `shown`: The patterns of the cases before, to which its own are added.
+    """
+    new = set(entry.contents) - shown
+    shown |= new
+    return bool(new) or entry.name.startswith((BASE, CHANGED))
 
 
 def _elements(entry: CaseEntry, name: str, array: np.ndarray) -> Iterator[Iterator[np.ndarray]]:

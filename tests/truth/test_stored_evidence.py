@@ -122,6 +122,15 @@ def test_the_base_case_is_kept_before_others(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", data_set(1)]
 
 
+def test_a_case_of_each_pattern_is_kept_too(folder):
+    index = json.loads((folder / "index.json").read_text())
+    for entry in index["cases"]:
+        entry["contents"] = ["sharp"]  # the first has it, as the others do
+    (folder / "index.json").write_text(json.dumps(index))
+    reduce_evidence(folder, 400)
+    assert [x.name for x in read_index(folder).cases] == [index["cases"][0]["name"], BASE]
+
+
 def test_small_cases_stay_whole_for_tools_that_read_them(folder):
     assert reduce_if_large(folder, 10**9) == ()
     size = sum(file.stat().st_size for file in folder.glob("*/*"))
