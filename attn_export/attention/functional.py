@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_export.interface import MASK_FLOOR
 from attn_export.spec import AttentionSpec
-from attn_export.spec.inputs import MASK_FLOOR
 
 # -- masks --------------------------------------------------------------------------------------
 

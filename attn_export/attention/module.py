@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import Past, scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.spec import AttentionSpec, Shape
+from attn_export.interface import Shape
+from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
     from attn_export.attention.latent import LatentProjections

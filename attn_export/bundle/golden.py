@@ -36,7 +36,7 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.spec import Shape
+    from attn_export.interface import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
 

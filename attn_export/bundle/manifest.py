@@ -25,7 +25,8 @@ from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 if TYPE_CHECKING:
-    from attn_export.spec import AttentionSpec, Shape
+    from attn_export.interface import Shape
+    from attn_export.spec import AttentionSpec
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from attn_export.cases.draw import Bounds, Sizes
-from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, axes_in, size_of
+from attn_export.interface import BATCH, KEYS, PAST, QUERIES, axes_in, size_of
 
 BLOCKS: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes of kernels."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attn_export.cases.blocks import LAST, near_blocks
 from attn_export.cases.draw import Sizes
 from attn_export.cases.mask_patterns import BLOCK_KEYS, LENGTH_NAMES
-from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES
+from attn_export.interface import BATCH, KEYS, KNOWN, PAST, QUERIES
 
 LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     BATCH: {"small": (0, 2), "middle": (3, 6), "large": (7, math.inf)},

@@ -11,7 +11,7 @@ from attn_export.cases import conditions
 from attn_export.cases.blocks import LAST, BlockSizes
 from attn_export.cases.draw import Sizes
 from attn_export.cases.input_patterns import InputPattern
-from attn_export.spec.inputs import BATCH, PAST
+from attn_export.interface import BATCH, PAST
 
 CASE_COST, LEAST_COST = 2**20, 2**17
 """The cost in bytes that each case has besides its size, since it takes time in every runtime; and

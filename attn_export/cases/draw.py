@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.seeded_tensors import random_floats, visible_keys
-from attn_export.spec.inputs import (
+from attn_export.interface import (
     PAST,
     Input,
     Roles,
@@ -23,6 +22,7 @@ from attn_export.spec.inputs import (
     size_of,
     terms_of,
 )
+from attn_export.seeded_tensors import random_floats, visible_keys
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 # -- sizes of dynamic axes -----------------------------------------------------------------------

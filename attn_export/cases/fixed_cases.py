@@ -15,8 +15,8 @@ from attn_export.cases.draw import ANY, Interface, Sizes, add_sums, draw_inputs
 from attn_export.cases.influence import base_case, base_sizes, changed_cases, draw_base
 from attn_export.cases.input_patterns import DrawnCase, InputPattern
 from attn_export.errors import first_few
+from attn_export.interface import Threshold
 from attn_export.results import WHOLE_DECODE, Case
-from attn_export.spec.inputs import Threshold
 from attn_export.tensorfile import ArrayDict, is_floating
 
 NON_FINITE = 1

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from attn_export.cases.draw import Sizes
-from attn_export.spec import Input
-from attn_export.spec.inputs import Traits
+from attn_export.interface import Input, Traits
 from attn_export.tensorfile import ArrayDict, is_floating
 
 LARGE, LARGE_FLOAT16 = 24.0, 14.0

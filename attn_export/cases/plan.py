@@ -35,9 +35,8 @@ from attn_export.cases.input_patterns import (
 )
 from attn_export.cases.mask_patterns import LARGE_BIASES, LENGTH_NAMES, LENGTHS, LOWEST, MASKS
 from attn_export.errors import first_few
+from attn_export.interface import BATCH, PAST, QUERIES, Input
 from attn_export.results import Case
-from attn_export.spec import Input
-from attn_export.spec.inputs import BATCH, PAST, QUERIES
 
 GOLDEN_BYTES = 32 * 2**20
 """Largest size on disk of the golden vectors of a bundle."""

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import AttnExportError
+from attn_export.interface import BATCH, KEYS, KNOWN, PAST, QUERIES, Roles, Shape
 from attn_export.results import Arrays
-from attn_export.spec import Shape
-from attn_export.spec.inputs import BATCH, KEYS, KNOWN, PAST, QUERIES, Roles
 
 _MOST_LEAST = 8
 """The largest size that may be the least of an axis, as that of a kernel or a norm. With larger

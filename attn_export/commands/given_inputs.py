@@ -12,8 +12,8 @@ import numpy as np
 
 from attn_export.cases.draw import Interface, add_sums, sizes_text
 from attn_export.errors import UsageError, counted, one_line, printable
+from attn_export.interface import Shape
 from attn_export.results import Case
-from attn_export.spec import Shape
 from attn_export.tensorfile import Array, is_floating, numpy_dtype
 from attn_export.untrusted_files import parse_json, read_text
 

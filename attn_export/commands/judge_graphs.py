@@ -15,8 +15,8 @@ from attn_export.results import BASE, Case, Golden, RuntimeRun, TensorNames, Ver
 from attn_export.runtimes.pool import Pool
 
 if TYPE_CHECKING:
+    from attn_export.interface import Shape
     from attn_export.quality import Budget, Quality
-    from attn_export.spec import Shape
     from attn_export.truth.allowed import TruthSource
     from attn_export.truth.reference import Reference
 
@@ -53,7 +53,7 @@ def judge_graphs(
     `budgets`: The limits of the distance of a quantised reference from its float model.
     """
     from attn_export.commands.golden_vectors import golden_vectors
-    from attn_export.spec.inputs import BATCH
+    from attn_export.interface import BATCH
 
     pool.run.progress.phase("choosing the cases")
     interface, plan = reference.interface, reference.plan()

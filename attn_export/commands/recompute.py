@@ -162,7 +162,7 @@ class Truth:
     def _case(self, text: str) -> Case:
         from attn_export.cases.draw import concrete_shape, sizes_text
         from attn_export.cases.plan import random_case
-        from attn_export.spec.inputs import PAST
+        from attn_export.interface import PAST
 
         subject, bounds = self.subject, self.subject.interface().all_bounds
         axes = [axis for axis in subject.example_sizes if axis not in subject.sums]

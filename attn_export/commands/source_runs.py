@@ -16,9 +16,9 @@ from attn_export.graph.axis_names import SYMBOL, find_sums
 from attn_export.graph.load import inlined, load_proto
 from attn_export.graph.lower.dialects import Observed
 from attn_export.graph.ranges import described_inputs, image_sizes, small_integers
+from attn_export.interface import Input
 from attn_export.measures import measure_strictly
 from attn_export.runtimes.engines.ort_cpu import CPU_PROVIDER, sdk
-from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
 _MOST_FIXED = 200

@@ -27,7 +27,7 @@ from attn_export.cases.plan import covering_sizes
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import is_close
-from attn_export.spec.inputs import axes_in
+from attn_export.interface import axes_in
 
 _MOST_NARROWED = 8
 """The number of sizes that are tried at each end of those outside the range of a program."""

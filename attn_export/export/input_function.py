@@ -28,9 +28,8 @@ from attn_export.cases.draw import (
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.export.nested import InputTree
 from attn_export.export.trees import read_axes, to_numpy
+from attn_export.interface import Input, axes_in
 from attn_export.source_location import line_of
-from attn_export.spec import Input
-from attn_export.spec.inputs import axes_in
 from attn_export.tensorfile import ArrayDict
 
 InputFunction = Callable[[Mapping[str, int], np.random.Generator], Mapping[str, Any]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.export.size_trials import Statement, Trials
 from attn_export.export.trees import Axis
-from attn_export.spec.inputs import axes_in, terms_of
+from attn_export.interface import axes_in, terms_of
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject

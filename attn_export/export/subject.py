@@ -40,10 +40,10 @@ from attn_export.export.trees import (
     with_spares,
 )
 from attn_export.graph.check_structure import Expected
+from attn_export.interface import Input, Roles, Shape, Traits
 from attn_export.parts import ModelKeywords, models_module
 from attn_export.schema import CACHES
-from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.inputs import Roles, Traits
+from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes

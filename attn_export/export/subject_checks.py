@@ -26,9 +26,8 @@ from attn_export.export.trees import (
     to_torch,
     with_spares,
 )
+from attn_export.interface import Input, Roles
 from attn_export.schema import MOST_BYTES, EndName
-from attn_export.spec import Input
-from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import ArrayDict
 from attn_export.tensorproto import DTYPES
 from attn_export.untrusted_files import checked

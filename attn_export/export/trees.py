@@ -21,8 +21,7 @@ from attn_export.cases.draw import (
     sizes_text,
 )
 from attn_export.errors import UsageError, printable
-from attn_export.spec import Shape
-from attn_export.spec.inputs import axes_in, size_of
+from attn_export.interface import Shape, axes_in, size_of
 from attn_export.tensorfile import numpy_dtype
 
 # -- axes of the outputs of a user's module, inferred by running it -----------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.errors import GraphError, printable
-from attn_export.spec import Input
+from attn_export.interface import Input
 
 MOST_STEPS = 2**18
 """The largest number of nodes that are computed in bodies of `Loop`, `Scan` and `If` in one

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import onnx_ir as ir
 
-from attn_export.spec import Shape
-from attn_export.spec.inputs import axes_in, renamed, size_of, terms_of
+from attn_export.interface import Shape, axes_in, renamed, size_of, terms_of
 
 Size = int | ir.SymbolicDim
 

@@ -12,8 +12,8 @@ import onnx
 
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import one_line
+from attn_export.interface import Shape
 from attn_export.schema import GraphFile
-from attn_export.spec import Shape
 
 
 @dataclasses.dataclass(frozen=True)

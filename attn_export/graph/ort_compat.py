@@ -29,7 +29,7 @@ from attn_export.graph.ir_helpers import (
     producer_of,
     set_type,
 )
-from attn_export.spec.inputs import MASK_FLOOR
+from attn_export.interface import MASK_FLOOR
 
 _PASSING_OPERATORS = frozenset({
     "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "GatherElements", "GatherND", "Identity",

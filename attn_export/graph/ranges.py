@@ -10,8 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from attn_export.graph.signature_check import dtype_name, inputs_of
-from attn_export.spec import Input
-from attn_export.spec.inputs import axes_in
+from attn_export.interface import Input, axes_in
 
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
 """The name of an axis that is a sum, such as ``past_len + query_len``."""

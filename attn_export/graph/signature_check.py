@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from attn_export.errors import GraphError
+from attn_export.interface import Shape
 from attn_export.schema import GraphFile
-from attn_export.spec import Shape
 
 if TYPE_CHECKING:
     import onnx

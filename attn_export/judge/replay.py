@@ -30,10 +30,9 @@ from attn_export.schema import Allowed, GraphFile
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
-    from attn_export.judge.runtime_distances import RuntimeDistances
-
     # `verify` starts sooner without the spec, which it does not need
-    from attn_export.spec import Shape
+    from attn_export.interface import Shape
+    from attn_export.judge.runtime_distances import RuntimeDistances
 
 # -- maps of the errors in outputs, for the worst verdict ------------------------------------
 

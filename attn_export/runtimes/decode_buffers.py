@@ -12,6 +12,7 @@ import numpy as np
 from attn_export.cases.draw import concrete_shape
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError, one_line
+from attn_export.interface import Shape
 from attn_export.runtimes.decode_inputs import CAPACITY, QUERY_LEN
 from attn_export.runtimes.engines.ort_cpu import (
     CPU_PROVIDER,
@@ -22,7 +23,6 @@ from attn_export.runtimes.engines.ort_cpu import (
 )
 from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, cuda_session, no_cuda_device
 from attn_export.schema import GraphFile, Manifest
-from attn_export.spec import Shape
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from attn_export.errors import UsageError, one_line
+from attn_export.interface import Shape
 from attn_export.schema import TensorSignature
-from attn_export.spec import Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 QUERY_LEN, CAPACITY, LOGIT_COUNT, ENCODED = "query_len", "capacity", "logit_count", "encoded_len"

@@ -10,6 +10,7 @@ import numpy as np
 
 from attn_export.cases.draw import add_sums
 from attn_export.errors import BundleError, UsageError
+from attn_export.interface import Shape
 from attn_export.runtimes.decode_buffers import BoundGraph, Caches
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -25,7 +26,6 @@ from attn_export.runtimes.decode_inputs import (
     clear_padding,
 )
 from attn_export.schema import GraphFile, Manifest
-from attn_export.spec import Shape
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 _CACHE_AXES = {"batch", CAPACITY}

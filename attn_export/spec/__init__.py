@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from attn_export.errors import SpecError
+from attn_export.interface import Input, Shape, Threshold, Traits
 from attn_export.spec import rules
 from attn_export.spec.fields import INT4_BLOCK, NO_MASK, REMOVED, SOFTMAX, AttentionFields
-from attn_export.spec.inputs import Input, MaskSpec, Shape, Threshold, Traits
+from attn_export.spec.mask import MaskSpec
 from attn_export.spec.rules import DTYPES
 from attn_export.spec.variants import USUAL, VARIANTS, check_variant, usual_fields
 from attn_export.untrusted_files import read_toml

@@ -19,7 +19,7 @@ from attn_export.spec.fields import (
     TYPES,
     AttentionFields,
 )
-from attn_export.spec.inputs import MaskSpec
+from attn_export.spec.mask import MaskSpec
 
 DTYPES: Final = FIELDS["dtype"].choices
 PROJECTIONS: Final = ("q", "k", "v", "out")

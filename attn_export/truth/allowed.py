@@ -13,6 +13,7 @@ import numpy as np
 
 from attn_export.cases.draw import generator
 from attn_export.cases.input_patterns import FUTURE, VALUES
+from attn_export.interface import Shape
 from attn_export.measures import (
     EPS_FLOAT32,
     Measures,
@@ -24,7 +25,6 @@ from attn_export.measures import (
 from attn_export.results import Arrays, Case, Golden
 from attn_export.rule import EAGER, FLOOR, beyond_limit, largest_allowed
 from attn_export.schema import Allowed
-from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 from attn_export.truth.non_finite import determined_rows
 

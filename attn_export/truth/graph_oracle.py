@@ -21,9 +21,9 @@ from attn_export.float64 import ReferenceStep
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import Evaluation, NotComputedError, Values, is_float
 from attn_export.graph.requirements import EXACT
+from attn_export.interface import Shape
 from attn_export.measures import EPS_FLOAT32, eps
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
-from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating
 from attn_export.truth.allowed import TruthSource, build_golden, run_count
 from attn_export.truth.operations import threads

@@ -13,8 +13,7 @@ from attn_export.cases.draw import MAX_SIZE, Interface, add_sums, axis_names, dr
 from attn_export.cases.roles import Trial, find_roles
 from attn_export.errors import GraphError, UsageError, printable
 from attn_export.graph.axis_names import Misfit, find_relations, find_sums
-from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import Roles, axes_in
+from attn_export.interface import Input, Roles, Shape, axes_in
 from attn_export.tensorproto import CODES
 from attn_export.truth.reference import Reference, of_module
 

@@ -13,11 +13,11 @@ import torch
 from attn_export.cases.draw import generator
 from attn_export.errors import first_few
 from attn_export.export.subject import Subject
+from attn_export.interface import BATCH
 from attn_export.measures import eps, measure
 from attn_export.results import Case
 from attn_export.rule import EAGER
 from attn_export.source_location import is_user_file, show
-from attn_export.spec.inputs import BATCH
 from attn_export.tensorfile import is_floating
 from attn_export.truth.allowed import TruthSource
 from attn_export.truth.float64_mode import ComputeInFloat64

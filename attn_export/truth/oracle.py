@@ -23,10 +23,9 @@ from attn_export.cases.plan import GOLDEN_BYTES
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
+from attn_export.interface import BATCH, Shape
 from attn_export.measures import EPS_FLOAT32, Measures, eps
 from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
-from attn_export.spec import Shape
-from attn_export.spec.inputs import BATCH
 from attn_export.tensorfile import is_floating
 from attn_export.truth.allowed import TruthSource, budgeted_golden, build_golden, run_count
 from attn_export.truth.float64_mode import (

@@ -19,7 +19,8 @@ from attn_export.cases.draw import Interface, Sizes
 from attn_export.cases.input_patterns import VALUES
 from attn_export.cases.mask_patterns import LENGTHS, MASKS
 from attn_export.cases.plan import Plan, plan_cases
-from attn_export.spec import AttentionSpec, Input
+from attn_export.interface import Input
+from attn_export.spec import AttentionSpec
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 NEAR = sorted(block + step for block in BLOCKS for step in (-1, 0, 1))

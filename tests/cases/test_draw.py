@@ -15,8 +15,8 @@ from attn_export.cases.draw import (
     may_try,
 )
 from attn_export.cases.plan import covering_sizes
+from attn_export.interface import Input
 from attn_export.seeded_tensors import VISIBLE
-from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))
 MASK = ("batch", 1, "query_len", "key_len")

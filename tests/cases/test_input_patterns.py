@@ -39,8 +39,7 @@ from attn_export.cases.mask_patterns import (
     MASKS,
     padding_of,
 )
-from attn_export.spec import Input
-from attn_export.spec.inputs import Traits
+from attn_export.interface import Input, Traits
 from attn_export.tensorfile import ArrayDict
 
 ALL = (*VALUES, *MASKS, *LENGTHS, EQUAL_KEYS, FUTURE, LARGE_BIASES, LOWEST)

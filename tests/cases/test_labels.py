@@ -16,10 +16,10 @@ from attn_export.cases.input_patterns import FUTURE, VALUES
 from attn_export.cases.mask_patterns import LENGTHS, LOWEST, MASKS
 from attn_export.cases.plan import plan_cases
 from attn_export.errors import BundleError
+from attn_export.interface import Input
 from attn_export.judge.golden_index_check import LABELS, check_labels
 from attn_export.results import Case, Golden
 from attn_export.schema import InputSignature, Manifest, TensorSignature
-from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 
 USERS = Interface(

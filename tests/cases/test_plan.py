@@ -25,8 +25,9 @@ from attn_export.cases.plan import (
     covering_sizes,
     plan_cases,
 )
+from attn_export.interface import Input
 from attn_export.results import Case
-from attn_export.spec import AttentionSpec, Input
+from attn_export.spec import AttentionSpec
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 SPECS = {

@@ -14,8 +14,8 @@ from attn_export.cases.fixed_cases import (
 )
 from attn_export.cases.influence import PROBE_SIZES
 from attn_export.cases.input_patterns import VALUES
+from attn_export.interface import Input
 from attn_export.results import BASE, CHANGED, Case
-from attn_export.spec import Input
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 IN_PLACE = {"cache": "in-place"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attn_export.cases.draw import TRACED_SIZES, add_sums, axis_names, bounds
-from attn_export.spec import Input
+from attn_export.interface import Input
 
 SUMS = {"total_len": "past_len + query_len"}
 

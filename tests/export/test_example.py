@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attn_export import Subject
 from attn_export.export.subject_checks import input_like
-from attn_export.spec import Input
+from attn_export.interface import Input
 
 MASK = torch.tensor([[True, False], [True, True]])
 

@@ -23,7 +23,7 @@ from attn_export.export.export import export
 from attn_export.export.nested import InputTree
 from attn_export.export.trees import Axis
 from attn_export.export.user_module import load_subject
-from attn_export.spec.inputs import Traits
+from attn_export.interface import Traits
 
 AXES = {"x": {0: "tokens"}, "ends": {0: "sequences"}}
 

@@ -16,8 +16,8 @@ from attn_export.cases.draw import Interface, add_sums, axis_names, draw_inputs,
 from attn_export.cases.input_patterns import DrawnCase
 from attn_export.cases.plan import Groups
 from attn_export.export.subject import Subject
+from attn_export.interface import QUERIES
 from attn_export.results import Case
-from attn_export.spec.inputs import QUERIES
 
 USUAL, ONE_QUERY, LONG = 70, 50, 6
 """The number of cases of usual sizes, with one query, and of sizes beyond blocks."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tried_fields import alone
 
 from attn_export.errors import SpecError
-from attn_export.spec import AttentionSpec, MaskSpec, fields
+from attn_export.spec import AttentionSpec, fields
+from attn_export.spec.mask import MaskSpec
 
 T = TypeVar("T")
 hypothesis_rules = settings(deadline=None, derandomize=True, database=None)

@@ -11,7 +11,8 @@ from conftest import ROOT
 from specs import make, refuses
 
 from attn_export.errors import SpecError
-from attn_export.spec import VARIANTS, AttentionSpec, MaskSpec
+from attn_export.spec import VARIANTS, AttentionSpec
+from attn_export.spec.mask import MaskSpec
 
 MODELS = sorted((ROOT / "models").glob("*.toml"))
 

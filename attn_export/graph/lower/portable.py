@@ -25,7 +25,7 @@ from attn_export.graph.lower.read import (
     split_qkv,
     split_to_output,
 )
-from attn_export.spec.inputs import terms_of
+from attn_export.interface import terms_of
 
 _VisibleKeys = tuple[ir.Value | None, ir.Value | None]
 """Visible keys, which broadcast to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`: bool, True

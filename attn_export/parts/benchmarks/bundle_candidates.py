@@ -16,6 +16,7 @@ import onnx.parser
 from attn_export.bundle.manifest import shapes_of
 from attn_export.cases.draw import Sizes
 from attn_export.dialect_names import WEIGHTS, phase_of
+from attn_export.interface import Input
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.parts.benchmarks.own_graphs import as_candidate, graph_options
@@ -24,7 +25,7 @@ from attn_export.runtimes.decode_inputs import IDS
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import GraphFile, Manifest
-from attn_export.spec import AttentionSpec, Input
+from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 
 RUNTIME = "ort-cpu"

@@ -11,9 +11,9 @@ import numpy as np
 
 from attn_export.cases.draw import Sizes
 from attn_export.errors import UsageError
+from attn_export.interface import Input, Shape
 from attn_export.runtimes.decode_inputs import LOGIT_INDEX
 from attn_export.runtimes.protocol import Facts
-from attn_export.spec import Input, Shape
 from attn_export.tensorfile import numpy_dtype
 
 ALIGNMENT = 64

@@ -17,8 +17,8 @@ from attn_export.graph.ir_helpers import (
     value_before,
 )
 from attn_export.graph.lower.node_builder import Builder
+from attn_export.interface import MASK_FLOOR
 from attn_export.parts.decomposed.views import MOVES, NoMatchError, number_of, scaling
-from attn_export.spec.inputs import MASK_FLOOR
 
 _ABSORBING = -1e9
 """The largest finite number that hides a key: added to a float32 score, it absorbs the score."""

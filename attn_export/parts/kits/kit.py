@@ -19,6 +19,7 @@ from attn_export.bundle.text_ends import TOKENIZER, read_generation
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
+from attn_export.interface import Roles
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
@@ -28,7 +29,6 @@ from attn_export.runtimes.decode_inputs import IDS, LOGIT_INDEX, MOST_KEYS, PAST
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
-from attn_export.spec.inputs import Roles
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.tensorproto import CODES
 

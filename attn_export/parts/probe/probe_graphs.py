@@ -18,7 +18,8 @@ from attn_export.cases.plan import Groups
 from attn_export.dialect_names import MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.float64.attention_steps import split_heads
-from attn_export.spec import AttentionSpec, Input
+from attn_export.interface import Input
+from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict
 from attn_export.tensorproto import CODES
 

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
+from attn_export.interface import BATCH, QUERIES, Input, Shape
 from attn_export.parts.whole_models.build.attention import Call, attending
 from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
 from attn_export.results import BASE, Arrays, Case
-from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import BATCH, QUERIES
 
 
 def main_input(config: Any, name: str, dtype: str) -> Input:

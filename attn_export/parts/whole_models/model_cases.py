@@ -13,10 +13,9 @@ import numpy as np
 from attn_export.cases.draw import MAX_SIZE, draw_inputs, generator
 from attn_export.commands.given_inputs import solved_sizes
 from attn_export.errors import UsageError
+from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
-from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.truth.stored_evidence import seed_words
 

@@ -23,6 +23,7 @@ from attn_export.errors import (
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.graph.load import load_proto
+from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles, Shape
 from attn_export.parts.whole_models.encoder_inputs import (
     EncoderCases,
     feature_situations,
@@ -44,8 +45,6 @@ from attn_export.parts.whole_models.model_oracle import (
 )
 from attn_export.parts.whole_models.own_inputs import OwnInputs
 from attn_export.quality import Budget
-from attn_export.spec import Shape
-from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles
 from attn_export.truth.reference import Reference, of_subject
 
 MOST = 640

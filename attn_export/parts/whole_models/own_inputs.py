@@ -11,11 +11,11 @@ import numpy as np
 
 from attn_export.commands.given_inputs import OWN, GivenInputs, fitting, read_given
 from attn_export.errors import UsageError, counted, printable
+from attn_export.interface import PAST
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker
 from attn_export.results import Case
-from attn_export.spec.inputs import PAST
 
 _TOGETHER = 8
 """The most prompts that are one batch."""

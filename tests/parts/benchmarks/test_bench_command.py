@@ -19,13 +19,14 @@ from attn_export import build
 from attn_export.bundle.manifest import read_manifest
 from attn_export.commands.main import run
 from attn_export.errors import UsageError
+from attn_export.interface import Input
 from attn_export.parts.benchmarks import bench as job
 from attn_export.parts.benchmarks import bundle_candidates, candidate_process, peers
 from attn_export.parts.benchmarks.bundle_candidates import work_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.schema import Manifest
-from attn_export.spec import AttentionSpec, Input
+from attn_export.spec import AttentionSpec
 
 SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from attn_export.errors import GraphError, UsageError
+from attn_export.interface import Roles
 from attn_export.parts.cuda_dry_run.dry_run import dry_run
 from attn_export.parts.cuda_dry_run.dry_run_inputs import (
     StepSizes,
@@ -29,7 +30,6 @@ from attn_export.parts.cuda_dry_run.dry_run_timeline import (
     readable,
 )
 from attn_export.runtimes.protocol import Limits
-from attn_export.spec.inputs import Roles
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 

@@ -29,6 +29,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.interface import BATCH, QUERIES, Input, Shape
 from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.build.encoder_capture import CapturedEncoder, CrossStates
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
@@ -46,8 +47,6 @@ from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, si
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
 from attn_export.runtimes.decode_inputs import ENCODED
-from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import BATCH, QUERIES
 
 _ROLES: Final[dict[str, Role]] = {
     "input_ids": "ids", "pixel_values": "features", "input_values": "features",

@@ -12,6 +12,7 @@ import numpy as np
 from attn_export.cases.draw import Sizes, generator
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError
+from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.build.encoder import crossed_end, crossed_of
 from attn_export.parts.whole_models.build.part import ModelPart
@@ -30,8 +31,6 @@ from attn_export.runtimes.decode_inputs import (
     NEXT_HIDDEN,
     PAST_LENGTH,
 )
-from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import BATCH, KEYS, PAST, QUERIES, TOTAL
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ from attn_export.errors import UsageError, first_few
 from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
+from attn_export.interface import PAST, QUERIES, TOTAL, Input, Roles, Shape
 from attn_export.parts import ModelKeywords
 from attn_export.parts.whole_models.build.call import OwnCall
 from attn_export.parts.whole_models.build.capture import CapturedDecoder
@@ -87,8 +88,6 @@ from attn_export.runtimes.decode_inputs import (
     NEXT_HIDDEN,
     PAST_LENGTH,
 )
-from attn_export.spec import Input, Shape
-from attn_export.spec.inputs import PAST, QUERIES, TOTAL, Roles
 from attn_export.truth.reference import Reference
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}

@@ -15,11 +15,11 @@ from transformers.pytorch_utils import Conv1D
 from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
 from attn_export.export.quantised_linears import QuantisedLinears
 from attn_export.export.subject import Subject
+from attn_export.interface import BATCH, QUERIES
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.quality import Budget
 from attn_export.results import Arrays, Case, Golden
-from attn_export.spec.inputs import BATCH, QUERIES
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
