@@ -148,7 +148,6 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
         assert callable(import_module(module).install)
     for module in part.faults:
         assert import_module(module).KNOWN
-        assert import_module(module).FITTED
     if part.recognises:
         assert callable(import_module(part.recognises).recognise)
     for module in part.dialects.values():

@@ -72,8 +72,8 @@ def matches(
         return evaluation.outputs_of(fault.values(evaluation, case.values))
 
     values = evidence[0].values
-    arrays = [array for array in values.values() if array is not None]
-    cost = len(values) * 1e-5 + sum(array.size for array in arrays) * 2e-9
+    elements = sum(getattr(value, "size", 0) for value in values.values())  # 0 of sequences
+    cost = len(values) * 1e-5 + elements * 2e-9
     search = Search(outputs, evidence, cost, out_of_time)
     where = functools.partial(where_made, evaluation, evidence)
     tried: list[Match] = []

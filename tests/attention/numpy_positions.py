@@ -110,7 +110,8 @@ def buckets(offset: np.ndarray, spec: AttentionSpec, *, both_sides: bool) -> np.
     """Return T5's bucket of each offset. With both sides, later keys have the second half."""
     count = spec.relative_buckets // 2 if both_sides else spec.relative_buckets
     distance = np.abs(offset) if both_sides else np.maximum(-offset, 0)
-    table = np.array([_bucket(d, count, spec.relative_max_distance) for d in range(1200)])
+    furthest = int(distance.max(initial=0))
+    table = np.array([_bucket(d, count, spec.relative_max_distance) for d in range(furthest + 1)])
     return table[distance] + (count * (offset > 0) if both_sides else 0)
 
 

@@ -112,7 +112,7 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "a negative weight": (lambda: times(weight(dims=[-1], raw_data=bytes(64))), "the size -1"),
     "a weight without a type": (lambda: times(weight(0, raw_data=bytes(16))), "w cannot be read"),
     "a location with a NUL": (lambda: located("w\0.bin"), "is missing"),
-    "an operator with a NUL": (lambda: called("a\0b"), "not a sound ONNX model"),
+    "an operator with a NUL": (lambda: called("a\0b"), "is unknown, known functions"),
     "an output without a name": (lambda: ends(""), "an input or output has no name"),
     "an output that nothing gives": (lambda: ends("z"), "the output z is given by nothing"),
     "an output of 4 bits": (lambda: cast(TensorProto.FLOAT4E2M1), "y is float4_e2m1fn"),

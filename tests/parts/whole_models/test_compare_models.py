@@ -128,8 +128,7 @@ def test_sizes_at_which_the_angles_of_a_kind_of_layers_change_are_tried():
     model = read_checkpoint(folder / "checkpoint").load()
     model.config.rope_parameters["full_attention"]["original_max_position_embeddings"] = 41
     exported = read_export(folder / "optimum")
-    plan = reference_of(model, exported.entries[0], exported.layout.promises).plan
-    assert plan is not None
+    plan = reference_of(model, exported.entries[0], exported.layout.promises).plan()
     assert {"past_40", "past_41", "past_42"} <= {case.name for case in plan.cases}
 
 
@@ -242,8 +241,7 @@ def test_random_prompts_leave_out_the_padding_that_ties_a_router(name, left_out)
     model = read_checkpoint(EXPORTS / name / "checkpoint").load()
     model.get_input_embeddings().weight.data[7] = 0
     exported = read_export(EXPORTS / name / "mobius")
-    plan = reference_of(model, exported.entries[0], exported.layout.promises).plan
-    assert plan is not None
+    plan = reference_of(model, exported.entries[0], exported.layout.promises).plan()
     assert any(7 in case.inputs["input_ids"] for case in plan.cases) != left_out
 
 
