@@ -62,6 +62,11 @@ class _Inputs:
     needed: ClassVar[tuple[str, ...]] = ()
 
     @property
+    def in_place(self) -> bool:
+        """Whether caches are written in place, after the lengths of pasts."""
+        return False
+
+    @property
     def scale(self) -> float:
         """The factor by which the inputs were scaled down."""
         match = SCALED.search(self.case.about)
@@ -108,6 +113,11 @@ class _LayerInputs(_Inputs):
 
     takes_nan, needed = False, ("left_padding", "right_padding")
 
+    @property
+    def in_place(self) -> bool:
+        """Whether caches are written in place, after the lengths of pasts."""
+        return "past_length" in self.case.inputs
+
     def masks(self) -> Iterator[np.ndarray]:
         """Yield a mask of the hidden keys."""
         mask = self.case.inputs.get("attn_mask", np.zeros(0))
@@ -116,9 +126,9 @@ class _LayerInputs(_Inputs):
 
     def keys(self) -> int:
         """Return the largest number of keys of a row of a mask."""
-        lengths = self.case.inputs.get("past_length")
-        if lengths is None:
+        if not self.in_place:
             return super().keys()
+        lengths = self.case.inputs["past_length"]
         by_batch = any(len(mask) == len(lengths) for mask in self.masks())
         past = lengths.max() if by_batch else lengths.min()
         return int(past) + int(self.case.inputs["query"].shape[1])
@@ -172,11 +182,7 @@ def _is_padded(inputs: _Inputs, *, left: bool) -> bool:
         if left:
             is_padding = not starts.any()
         else:  # beyond the length of a cache in place, all is visible
-            is_padding = (
-                (starts.sum(-1) <= 1).all()
-                if "past_length" in inputs.case.inputs
-                else not ends.any()
-            )
+            is_padding = (starts.sum(-1) <= 1).all() if inputs.in_place else not ends.any()
         if is_padding and hidden.any() and not hidden.all():
             return True
     return False

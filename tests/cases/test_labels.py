@@ -241,3 +241,17 @@ def test_rows_of_each_output_are_compared_in_every_batch_element(
     manifest = Manifest("", "", {}, {}, *ends, "", {}, "")
     with pytest.raises(BundleError, match=wrong) if wrong else contextlib.nullcontext():
         check_labels(manifest, [golden], ours=False, batch=batch)
+
+
+def test_an_input_of_a_module_that_is_called_past_length_is_one_like_others():
+    visible = np.array([[True, False, False, True]] * 2)
+    inputs = {"past_length": np.array([1, 2]), "mask": visible}
+    shapes = {"past_length": ("batch",), "mask": ("batch", "keys")}
+    ends = ({n: InputSignature(a.dtype.name, shapes[n]) for n, a in inputs.items()},
+            {"y": TensorSignature("float32", ("batch",))})  # fmt: skip
+    case = Case("base", "probe", {"batch": 2, "keys": 4}, inputs, "", contents=("right_padding",))
+    golden = Golden(case, {"y": np.ones(2, np.float32)}, {}, {}, {})
+    manifest = Manifest("", "", {}, {}, *ends, "", {}, "")
+    # Beyond the length of a cache in place all keys may be visible again.
+    with pytest.raises(BundleError, match="is said to have right_padding, and its inputs have not"):
+        check_labels(manifest, [golden], ours=False, batch="batch")
