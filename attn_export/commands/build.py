@@ -243,7 +243,7 @@ def _judge(
         verdicts = tuple(verdict for verdict in verdicts if verdict.graph not in refuted)
     narrow = subject.narrow_dtypes().values()
     if "float16" in narrow:
-        notes = *notes, *overflow_notes(folder / MODEL, reference.plan, notes)
+        notes = *notes, *overflow_notes(folder / MODEL, judged.planned, notes)
     if "bfloat16" in narrow:
         notes = *notes, *bundle_graphs.bfloat16_notes(graphs)
     dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}

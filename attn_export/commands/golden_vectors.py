@@ -91,17 +91,17 @@ _MOST_SETS = 3
 """The number of cases in which a part looks for values that leave float16."""
 
 
-def overflow_notes(graph: Path, plan: Callable[[], Plan], notes: Sequence[str]) -> tuple[str, ...]:
+def overflow_notes(graph: Path, planned: Sequence[Case], notes: Sequence[str]) -> tuple[str, ...]:
     """Return what a part says on the values that leave float16, if a note says that some do.
 
-    `plan`: Returns the cases, some of which are left out.
+    `planned`: The cases, some of which are left out.
     """
     module = next((part.overflows for part in parts() if part.overflows), None)
     if module is None or not graph.exists() or not any(LOUD in note for note in notes):
         return ()
     from attn_export.bundle.quality_vectors import is_plain  # few builds need it
 
-    sets = [case.inputs for case in plan().cases if is_plain(case)][:_MOST_SETS]
+    sets = [case.inputs for case in planned if is_plain(case)][:_MOST_SETS]
     found: tuple[str, ...] = import_module(module).overflow_notes(graph, sets)
     return found
 

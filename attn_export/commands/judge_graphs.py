@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """The cases with their truth, what the runtimes made of them, and notes for the report."""
+    """The cases with their truth, what the runtimes made of them, and notes for the report.
+
+    Attributes:
+        planned: The cases before some were left out, if they were planned here.
+    """
 
     goldens: Sequence[Golden]
     runs: tuple[RuntimeRun, ...]
     verdicts: tuple[Verdict, ...]
     quality: Quality | None
     notes: tuple[str, ...]
+    planned: Sequence[Case] = ()
 
 
 def judge_graphs(
@@ -74,7 +79,7 @@ def judge_graphs(
     distance = oracle.quality(folder / GOLDEN, goldens, budgets) if budgets else None
     judged = judge_goldens(pool, goldens, axes, interface.roles.axis(BATCH))
     return dataclasses.replace(
-        judged, quality=distance or judged.quality,
+        judged, quality=distance or judged.quality, planned=plan.cases,
         notes=(*left_out, *told, *plan.notes, *notes, *judged.notes),
     )  # fmt: skip
 

@@ -30,7 +30,6 @@ from attn_export.schema import Allowed, GraphFile
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
-    # `verify` starts sooner without the spec, which it does not need
     from attn_export.interface import Shape
     from attn_export.judge.runtime_distances import RuntimeDistances
 
