@@ -337,6 +337,7 @@ def test_truth_of_a_users_module_comes_from_the_module(users: tuple[Path, Path])
         verify(folder, **options)
     assert verify(folder, module=f"{file}:make", **options).passed
     other = verify(folder, module=f"{file}:other", **options)
+    assert other.exit_code == 7  # the errors allowed are not those of this module either
     assert STORED in {verdict.runtime for verdict in other.failures}
     sizes = verify(folder, module=f"{file}:make", runtimes=["ort-cpu"], sizes=["frames=300"])
     assert sizes.passed
