@@ -92,6 +92,7 @@ class Subject:
     files: Mapping[str, bytes] = {}
     rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
     has_narrow_caches = False  # beside a model in float32
+    restores_state = True  # whether a run leaves the attributes of the module as they were
     maps_weights = False  # whether the module may read them from the bundle's file
     encoder: Subject | None = None
     linears: QuantisedLinears | None = None  # if their weights are integers
@@ -309,6 +310,8 @@ class Subject:
     def _run(self, module: nn.Module, arguments: Mapping[str, Any]) -> Any:
         from attn_export.export.loops import run_plainly
 
+        if not self.restores_state:
+            return module(**arguments)
         return run_plainly(module, arguments, self.operators.in_run())
 
 

@@ -143,6 +143,7 @@ class Worker:
                         event.get("separate", 0),
                     )
                 case "done":
+                    self.facts.update(event["facts"])
                     self.reason = event["objection"]
                     self.outcome = "refused" if self.reason else "ran"
                     return
@@ -167,6 +168,7 @@ class Worker:
             "graph": str(graph),
             "graph_file": {n: getattr(file, n) for n in GraphFile.__struct_fields__},
             "options": dict(options or {}),
+            "slice_bytes": self.limits.slice_bytes,
             "axes": dict(axes or {}),
             "caches": dict(caches or {}),
             "inputs": list(inputs),

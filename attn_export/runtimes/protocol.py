@@ -30,6 +30,10 @@ Options = Mapping[str, str]
 """Options of an engine, named as in its documentation. They override those of the runtime."""
 
 
+SLICES = 8
+"""The least number of slices of a graph that does not run whole."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Limits of a runtime's process.
@@ -38,11 +42,20 @@ class Limits:
         seconds: The time without a message (a loaded graph, a finished case) after which the
             process counts as hung.
         memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
+        weights_mib: The size of weights in MiB from which on a graph runs in slices, if its runtime
+            can do that; each has an eighth of it. None for a quarter of the memory.
     """
 
     threads: int
     seconds: float
     memory_mib: int | None
+    weights_mib: float | None = None
+
+    @property
+    def slice_bytes(self) -> int | None:
+        """The largest size of the weights of a slice in bytes; None if there are no slices."""
+        whole = self.weights_mib or (self.memory_mib and self.memory_mib / 4)
+        return None if whole is None else int(whole * 2**20 / SLICES)
 
     @classmethod
     def default(cls) -> Limits:
@@ -100,6 +113,18 @@ class Engine:
             Exception: Any error of the engine. It is reported as the error of this case.
         """
         return self._run(inputs)
+
+    def expect(
+        self,
+        runs: Iterable[tuple[Mapping[str, np.ndarray], Mapping[str, str]]],
+        advance: Callable[[], None],
+    ) -> None:
+        """Prepare for runs of these inputs and shared buffers.
+
+        Args:
+            runs: The arguments of `run`.
+            advance: Is called from time to time by an engine that makes them here.
+        """
 
     def facts(self) -> Facts:
         """Return the facts of the run."""
@@ -189,6 +214,13 @@ class Runtime(Protocol):
         return self._load(graph, threads, options or {})
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine: ...
+
+    def load_in_slices(self, _: Path, __: int, ___: int) -> Engine | None:
+        """Load a graph whose weights are too large for this process; None if it cannot do that.
+
+        It is given the file, the number of threads, and the bytes of weights in memory at once.
+        """
+        return None
 
 
 class PackagedRuntime(Runtime, Protocol):

@@ -8,7 +8,7 @@ passed as ONNX TensorProto files.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import Jobs, Send, outcome_of
 from attn_export.runtimes.decode_steps import PAST_LENGTH, decode, decode_returned
-from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, Engine
+from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, SLICES, Engine, Runtime
 from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- the layout of a graph ----------------------------------------------------------------------
@@ -58,8 +58,9 @@ def serve(send: Send, jobs: Jobs, name: str, threads: str) -> None:
     target.prepare()
     send("ready")
     job = jobs.get()
-    engine = target.load(Path(job["graph"]), int(threads), job["options"])
+    engine = _loaded(target, job, int(threads))
     send("loaded", facts=engine.facts())
+    engine.expect(_plain_runs(job), lambda: send("slice"))
     for case in job["cases"]:
         started = time.perf_counter()
         try:
@@ -79,7 +80,30 @@ def serve(send: Send, jobs: Jobs, name: str, threads: str) -> None:
         send(
             "case", name=case["name"], outputs=len(outputs), separate=len(separate), seconds=seconds
         )
-    send("done", objection=engine.objection())
+    send("done", objection=engine.objection(), facts=engine.facts())
+
+
+def _loaded(target: Runtime, job: Job, threads: int) -> Engine:
+    """Return the graph of a job, in slices if its weights are larger than the job allows."""
+    graph, most = Path(job["graph"]), job["slice_bytes"]
+    if most is not None and not job["options"]:
+        size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+        if size > SLICES * most and (engine := target.load_in_slices(graph, threads, most)):
+            return engine
+    return target.load(graph, threads, job["options"])
+
+
+def _plain_runs(job: Job) -> Iterator[tuple[ArrayDict, Mapping[str, str]]]:
+    """Yield the inputs and shared buffers of all runs that are not steps of a decode."""
+    graph_file = job["graph_file"]
+    for case in job["cases"]:
+        if case["decode"]:
+            continue
+        inputs = read_tensors(Path(case["inputs"]), "input", job["inputs"])
+        given = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
+        yield given, graph_file["bound"]
+        if graph_file["bound"]:
+            yield given, {}
 
 
 def _store(outputs: ArrayDict, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -255,6 +255,10 @@ class TruthSource(abc.ABC):
     @abc.abstractmethod
     def golden(self, case: Case) -> Golden:
         """Return a case with its truth, eager's outputs, and the error allowed for each."""
+
+    def goldens(self, cases: Sequence[Case]) -> Iterator[Golden]:
+        """Yield each case as `golden` returns it."""
+        return map(self.golden, cases)
 
     @abc.abstractmethod
     def truth(self, inputs: Arrays) -> Arrays:

@@ -103,6 +103,8 @@ class ComputeInFloat64(OperationMode):
                 return func(*args, **options)
             if name_of(func) in ("mm", "addmm") and is_large(args[-1]):
                 return _product(func, args, options)
+            if name_of(func) == "embedding":  # it copies rows
+                return widen(func(*args, **options))
         args = tuple(map(widen, args))
         options = {name: widen(x) for name, x in options.items()}
         if name_of(func) == "_grouped_mm":

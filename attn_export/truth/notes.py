@@ -111,7 +111,8 @@ def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator
 
 def _export_notes(oracle: TruthSource, case: Case) -> Iterator[str]:
     """Yield a note if the module tests whether it is being exported."""
-    calls = _find_export_tests(lambda: oracle.eager(case.inputs))
+    # In a dict of their own, as outputs may be known by the inputs.
+    calls = _find_export_tests(lambda: oracle.eager(dict(case.inputs)))
     if calls:
         yield (
             f"the module asks {first_few(calls)}; the graph has the branch of an export, and the "

@@ -86,7 +86,7 @@ class Oracle(TruthSource):
         self.subject, self.budgets = subject, budgets
         self._least_eps, self.is_narrower = least_eps, least_eps > 0
         try:
-            self.precise = widened_copy(module or subject.module)
+            self.precise = self.widened(module or subject.module)
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         self.widening = (
@@ -99,6 +99,10 @@ class Oracle(TruthSource):
         # Graphs with bfloat16 outputs compute in float32, but for those in the dialect `cuda`.
         self._computes_in_float32 = "bfloat16" in narrow
         self._computes_in_float16 = bool(narrow) and not self._computes_in_float32
+
+    def widened(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a module in float64."""
+        return widened_copy(module)
 
     def output_shapes(self) -> Mapping[str, Shape]:
         """Return the shape of every output; dynamic axes by name."""
@@ -229,31 +233,10 @@ class Oracle(TruthSource):
         Each rounding error is `wider` times as large, and there are at least `least` runs.
         `settled`: Lets the copy keep numbers of runs that are stacked along the batch axis.
         """
-        types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
-        in_float32 = self._computes_in_float32 or settled is not None
-        step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
-        step = wider * max(step, self._least_eps)
-        recorder = RoundingRecorder()
-        if self._computes_in_float16 and wider == 1:
-            with math_backend(recorder):
-                self.subject.call(self.subject.module, to_torch(case.inputs))
-        inputs, decisions = widened_arrays(self._sampled(case)), self._decisions(case.inputs)
         fewest, count = run_count(eager, case.contents)
         count = max(count, least)
-
-        def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
-            tensors = to_torch(arrays)
-            mode = RandomRounding(
-                step, wider * EPS_FLOAT32, seed_of(case.name, number), copies=copies,
-                steps=recorder.steps, widening=self.widening,
-            )  # fmt: skip
-            runs = range(number, number + copies)
-            with settled(runs) if settled else contextlib.nullcontext():
-                outputs = self._noisy(tensors, mode, decisions(tensors))
-            self._ranks |= mode.ranks
-            self._chooses |= mode.chooses
-            return outputs
-
+        run = self.noisy_run(case, eager, wider, settled)
+        inputs = widened_arrays(self._sampled(case))
         if fewest > _MOST_JOINED or not self._can_stack_runs(inputs):
             return [run(number, inputs) for number in range(count)]
         joined = {
@@ -262,6 +245,44 @@ class Oracle(TruthSource):
         }
         by_run = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
         return [{name: runs[number] for name, runs in by_run.items()} for number in range(count)]
+
+    def noisy_run(
+        self, case: Case, eager: Arrays, wider: float = 1.0,
+        settled: Callable[[range], AbstractContextManager[None]] | None = None,
+    ) -> Callable[..., Arrays]:  # fmt: skip
+        """Return a function of a number, of widened inputs and of how many are stacked there.
+
+        It makes one of `noisy_runs`.
+        """
+        types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
+        in_float32 = self._computes_in_float32 or settled is not None
+        step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
+        step = wider * max(step, self._least_eps)
+        steps = self._rounding_steps(case.inputs) if wider == 1 else ()
+        decisions = self._decisions(case.inputs)
+
+        def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
+            tensors = to_torch(arrays)
+            mode = RandomRounding(
+                step, wider * EPS_FLOAT32, seed_of(case.name, number), copies=copies,
+                steps=steps, widening=self.widening,
+            )  # fmt: skip
+            runs = range(number, number + copies)
+            with settled(runs) if settled else contextlib.nullcontext():
+                outputs = self._noisy(tensors, mode, decisions(tensors))
+            self._ranks |= mode.ranks
+            self._chooses |= mode.chooses
+            return outputs
+
+        return run
+
+    def _rounding_steps(self, inputs: Arrays) -> Sequence[tuple[str, float]]:
+        """Return what rounds in the module's own types, if it computes in float16."""
+        recorder = RoundingRecorder()
+        if self._computes_in_float16:
+            with math_backend(recorder):
+                self.subject.call(self.subject.module, to_torch(inputs))
+        return recorder.steps
 
     def _is_sampled(self, case: Case) -> bool:
         """Return whether one batch element is run with random rounding: random inputs are alike.

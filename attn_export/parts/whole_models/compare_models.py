@@ -82,14 +82,16 @@ def compare_models(
     built, options = built_graphs(Path(graphs))
     folder = Path(model) if isinstance(model, str | Path) else None
     if built:
-        of_build: dict[str, Any] = {**options, "text_only": True, "adapter": adapter}
+        of_build: dict[str, Any] = {
+            **options, "text_only": True, "adapter": adapter, "is_captured": False,
+        }  # fmt: skip
         subject = functools.cache(lambda: subject_of_model(model, **of_build))
         read = functools.partial(read_own, inputs, folder=folder)
         return _compare_built(subject, Path(graphs), built, run, output, read)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
-    own, notes = load_model(model)
+    own, notes = load_model(model, is_changed=adapter is not None)
     given = read_own(inputs, exported.entries, own, folder)
     notes = *notes, *own_notes(given)
     reports, phases = dict[str, Report](), list[str]()

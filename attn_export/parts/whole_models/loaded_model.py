@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,23 @@ from torch import nn
 
 from attn_export.errors import UsageError, first_few
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, stored_weights
 
 _DTYPES = ("float32", "float16", "bfloat16")
 """The types in which whole models are built."""
 
 
-def load_model(model: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return the model of a checkpoint or of the user, and notes on it."""
+def load_model(model: Any, *, is_changed: bool = True) -> tuple[Any, tuple[str, ...]]:
+    """Return the model of a checkpoint or of the user, and notes on it.
+
+    `is_changed`: Whether its weights are changed, so that all must be in memory.
+    """
     from transformers import PreTrainedModel
 
     if isinstance(model, str | Path):
         checkpoint = read_checkpoint(Path(model))
-        return checkpoint.load(), checkpoint.notes
+        by_unit = not is_changed and checkpoint.elements > LARGE
+        return checkpoint.load_by_unit() if by_unit else checkpoint.load(), checkpoint.notes
     model = getattr(model, "module", model)  # of a Subject
     if not isinstance(model, PreTrainedModel):
         raise UsageError(
@@ -35,21 +39,31 @@ def load_model(model: Any) -> tuple[Any, tuple[str, ...]]:
     return model, ()
 
 
-def load_to_build(model: Any, dtype: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the model of a checkpoint or of the user in a type, as transformers runs it in it."""
+def load_to_build(
+    model: Any, dtype: str, *, is_changed: bool = True
+) -> tuple[Any, tuple[str, ...]]:
+    """Return the model of a checkpoint or of the user in a type, as transformers runs it in it.
+
+    `is_changed`: Whether its weights are changed, so that all must be in memory.
+    """
     if dtype not in _DTYPES:
         raise UsageError(f"dtype of a whole model is {', '.join(_DTYPES)}; got {dtype!r}")
     how = f"built in {dtype}"
     if isinstance(model, str | Path):
         # In this type from the start, since some types round numbers of their own to their type.
         checkpoint, wanted = read_checkpoint(Path(model)), getattr(torch, dtype)
-        own, checkpoint.config.dtype = checkpoint.config.dtype, wanted
+        own = checkpoint.config.dtype
         told = () if own in (None, wanted) else (f"the model is {_name(own)}, and {how}",)
-        loaded, notes = checkpoint.load(), (*checkpoint.notes, *told)
+        if not is_changed and checkpoint.elements > LARGE:
+            loaded = checkpoint.load_by_unit(wanted)
+        else:
+            checkpoint.config.dtype = wanted
+            loaded = checkpoint.load()
+        notes = *checkpoint.notes, *told
     else:
         loaded, notes = in_dtype(*load_model(model), dtype=dtype, how=how)
-    for name, weight in loaded.named_parameters() if dtype != "float32" else ():
-        if not weight.isfinite().all():
+    for name, weight in stored_weights(loaded) if dtype != "float32" else ():
+        if not weight.to(getattr(torch, dtype)).isfinite().all():
             raise UsageError(f"{name} has values that {dtype} does not hold; give another dtype")
     return loaded, notes
 
@@ -61,15 +75,16 @@ def in_dtype(
 
     `how`: What is done with it, for the note.
     """
-    own = type_of(model)
+    own, stored, wanted = type_of(model), set(model.state_dict()), getattr(torch, dtype)
     if dtype == own:
         return model, notes
-    changed = copy.deepcopy(model)  # the user's model must stay as it is
-    stored = set(changed.state_dict())
-    for name, tensor in (*changed.named_parameters(), *changed.named_buffers()):
+
+    def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
         # transformers keeps what it computes, as the frequencies of rotary angles, in float32.
-        if tensor.dtype == model.dtype and (dtype == "float32" or name in stored):
-            tensor.data = tensor.data.to(getattr(torch, dtype))
+        is_stored = dtype == "float32" or name in stored
+        return wanted if x.dtype == model.dtype and is_stored else x.dtype
+
+    changed = copy_by_unit(model, dtype_of)  # the user's model must stay as it is
     return changed, (*notes, f"the model is {own}, and {how}")
 
 

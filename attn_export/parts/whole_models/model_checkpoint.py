@@ -7,6 +7,7 @@ the model's class does not read are left out, and only safetensors files are han
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import re
@@ -14,9 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from attn_export.errors import WeightsError, one_line
 from attn_export.parts.whole_models.model_config import config_of
+from attn_export.parts.whole_models.unit_weights import copy_by_unit, hold_by_unit
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
 from attn_export.weights.source import (
@@ -28,6 +31,7 @@ from attn_export.weights.source import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -64,6 +68,58 @@ class _ModelCheckpoint:
     def load(self) -> PreTrainedModel:
         """Return the model in its type, for evaluation, with every tensor from the files."""
         self._refuse_too_large()
+        return self._loaded()
+
+    def load_by_unit(self, dtype: torch.dtype | None = None) -> PreTrainedModel:
+        """Return the model in a type, which holds weights only while the unit that has them runs.
+
+        `dtype`: Default: that of the model.
+        """
+        model = self._loaded()
+        hold_by_unit(model)
+        if dtype is None or dtype == model.dtype:
+            return model
+        import torch
+
+        loading: Any = import_module("transformers.core_model_loading")
+        own, state, plan = model.dtype, set(model.state_dict()), model._get_dtype_plan(dtype)
+        kept = loading.build_glob_alternation([*plan])[0] if plan else None  # in float32
+
+        def dtype_of(name: str, x: torch.Tensor) -> torch.dtype:
+            if kept and kept.search(name):
+                return torch.float32
+            return dtype if x.dtype == own and name in state else x.dtype
+
+        changed: Any = copy_by_unit(model, dtype_of)
+        # What it computes itself is as exact as in a model that is made in the type.
+        for name, buffer in self._without_weights(dtype).named_buffers():
+            if name not in state:
+                path, _, leaf = name.rpartition(".")
+                changed.get_submodule(path)._buffers[leaf] = buffer
+        changed.config.dtype = dtype
+        typed: PreTrainedModel = changed
+        return typed
+
+    def _without_weights(self, dtype: torch.dtype) -> PreTrainedModel:
+        """Return the model in a type, with its buffers, and without weights."""
+        import torch
+        from torch import nn
+
+        register = nn.Module.register_parameter
+
+        def on_meta(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
+            weight = None if weight is None else nn.Parameter(weight.to("meta"), False)
+            register(module, name, weight)
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        with mock.patch.object(nn.Module, "register_parameter", on_meta):
+            try:
+                return self.architecture(copy.deepcopy(self.config))
+            finally:
+                torch.set_default_dtype(before)
+
+    def _loaded(self) -> PreTrainedModel:
         # As Any: types of transformers lack the pair that `output_loading_info` gives.
         transformers: Any = import_module("transformers")
         architecture: Any = self.architecture

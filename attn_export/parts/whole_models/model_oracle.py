@@ -18,6 +18,7 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
+from attn_export.parts.whole_models.unit_weights import LARGE
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
 from attn_export.truth.float64_mode import widened_arrays
@@ -27,17 +28,14 @@ from attn_export.truth.oracle import WIDER, Oracle
 from attn_export.truth.stored_evidence import MOST_BYTES, reduce_if_large
 from attn_export.truth.ties import ORDERS, TieOrder, without_tied_rows
 
-_LARGE = 2**26
-"""The number of weights, 256 MiB in float32, above which a model is large."""
-
-_MEASURED = 3
+MEASURED = 3
 """The number of cases of a large model, the first ones, whose rounding is measured by random runs.
 For the others, the largest relative error of those is taken."""
 
 
 def is_large_model(model: nn.Module) -> bool:
     """Return whether only few cases of a model are tried."""
-    return sum(parameter.numel() for parameter in model.parameters()) > _LARGE
+    return sum(parameter.numel() for parameter in model.parameters()) > LARGE
 
 
 class ModelOracle(Oracle):
@@ -109,8 +107,8 @@ class ModelOracle(Oracle):
 
     def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         """Return runs with random rounding; of a large model, for the first cases alone."""
-        if not self._is_large or len(self._errors) < _MEASURED:
-            runs = super().noisy_runs(case, eager, *args, **options)
+        if not self._is_large or len(self._errors) < MEASURED:
+            runs = self._noisy_runs(case, eager, *args, **options)
             if self._is_large:
                 truth = self.truth(case.inputs)
                 self._errors.append({
@@ -121,6 +119,9 @@ class ModelOracle(Oracle):
         largest = {name: max(errors[name] for errors in self._errors) for name in self._errors[0]}
         truth = self.truth(case.inputs)
         return [{name: t * (1 + largest[name]) for name, t in truth.items()}]
+
+    def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
+        return super().noisy_runs(case, eager, *args, **options)
 
     def _can_stack_runs(self, inputs: Arrays) -> bool:
         """Return whether several runs may be stacked along the batch axis."""

@@ -44,6 +44,7 @@ from attn_export.parts.whole_models.model_oracle import (
     is_large_model,
 )
 from attn_export.parts.whole_models.own_inputs import OwnInputs
+from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.quality import Budget
 from attn_export.truth.reference import Reference, of_subject
 
@@ -117,7 +118,7 @@ def reference_of(
             or bool(quantised_operators(entry.path))
             or any(weight.dtype != torch.float32 for weight in model.parameters())
         )
-        return ModelOracle(subject, least_eps if is_narrow else 0.0)
+        return oracle_of_model(subject, least_eps if is_narrow else 0.0, out_axes)
 
     if budgets:
         exact = ModelCall(of_float, entry).eval()

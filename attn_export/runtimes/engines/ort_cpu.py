@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _OPTIMIZATION = "graph_optimization_level"
+_FOLDER_OF_DATA = "session.model_external_initializers_file_folder_path"
 CPU_PROVIDER = "CPUExecutionProvider"
 _ERRORS_ONLY = 3
 _DISTRIBUTIONS = frozenset(
@@ -102,6 +103,19 @@ class OrtCpu(Runtime):
             left_out = ["ConstantFolding"]
         return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER], left_out)
 
+    def load_in_slices(self, graph: Path, threads: int, most: int) -> Engine | None:
+        """Load a graph of which one slice is in memory at a time."""
+        if self.device != "cpu":
+            return None
+        from attn_export.runtimes.sliced_graph import SlicedEngine
+
+        def load(model: bytes) -> Engine:
+            settings = session_options(threads, graph)
+            settings.add_session_config_entry(_FOLDER_OF_DATA, str(graph.parent.absolute()))
+            return OrtEngine(model, settings, [CPU_PROVIDER])
+
+        return SlicedEngine(graph, most, load)
+
 
 RUNTIME = OrtCpu
 
@@ -123,13 +137,14 @@ def _conflict(site: Path) -> str:
 class OrtEngine(Engine):
     """An ONNX Runtime session.
 
+    `graph`: Its file, or the bytes of the model.
     `left_out`: The optimisations that are not made.
     """
 
     device = "cpu"
 
     def __init__(
-        self, graph: Path, options: Any, providers: list[Any], left_out: Sequence[str] = ()
+        self, graph: Path | bytes, options: Any, providers: list[Any], left_out: Sequence[str] = ()
     ) -> None:
         self.session = sdk().InferenceSession(
             graph, options, providers=providers, disabled_optimizers=left_out or None

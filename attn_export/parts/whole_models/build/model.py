@@ -78,6 +78,7 @@ from attn_export.parts.whole_models.model_reference import (
     limits_of,
 )
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
+from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -106,6 +107,7 @@ def subject_of_model(
     model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
     cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
     max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
+    is_captured: bool = True,
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -119,8 +121,11 @@ def subject_of_model(
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
+    `is_captured`: Whether a graph is made of it.
     """
-    is_ours, (loaded, notes) = isinstance(model, str | Path), load_to_build(model, dtype)
+    is_changed = is_captured or adapter is not None or weights_dtype != "none"
+    is_ours = isinstance(model, str | Path)
+    loaded, notes = load_to_build(model, dtype, is_changed=is_changed)
     if adapter is not None:
         notes = *notes, merge_adapter(adapter, model, loaded)
     weights, rounds, part = None, rounded_cache(kv_dtype), None
@@ -348,4 +353,4 @@ class _BuiltModel(Subject):
         subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
         if self._weights or call.rounds:
             return QuantisedModelOracle(subject, self._weights)
-        return ModelOracle(subject, 0.0)
+        return oracle_of_model(subject, 0.0, self._ends.outputs)

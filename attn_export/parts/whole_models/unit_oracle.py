@@ -1,0 +1,122 @@
+"""The truth of a model by units: the runs of all cases pass each unit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from attn_export.export.subject import Subject
+from attn_export.export.trees import to_numpy, to_torch
+from attn_export.interface import Shape
+from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
+from attn_export.parts.whole_models.unit_weights import copy_by_unit, in_step, is_by_unit
+from attn_export.results import BASE, Arrays, Case, Golden
+from attn_export.truth.allowed import run_count
+from attn_export.truth.decisions import Decisions
+from attn_export.truth.float64_mode import widened_arrays
+from attn_export.truth.operations import RoundingRecorder, math_backend
+from attn_export.truth.ties import TieOrder
+
+
+def oracle_of_model(
+    subject: Subject, least_eps: float, axes: Mapping[str, Shape], **of_float: Any
+) -> ModelOracle:
+    """Return the source of the truth of a whole model.
+
+    `axes`: The shape of each output; dynamic axes by name.
+    """
+    if is_by_unit(subject.module) and not of_float:
+        subject.restores_state = False  # which would take weights away from other runs
+        return _UnitOracle(subject, least_eps, axes)
+    return ModelOracle(subject, least_eps, **of_float)
+
+
+class _UnitOracle(ModelOracle):
+    """The source of the truth of a model that holds the weights of one unit at a time."""
+
+    def __init__(self, subject: Subject, least_eps: float, axes: Mapping[str, Shape]) -> None:
+        super().__init__(subject, least_eps)
+        self._axes = axes
+        self._made = dict[tuple[str, int], Any]()  # by what was run, and the id of inputs
+
+    def widened(self, module: nn.Module) -> nn.Module:
+        """Return a copy in float64, which holds the weights of one unit at a time, too."""
+        return copy_by_unit(module, lambda *_: torch.float64)
+
+    def goldens(self, cases: Sequence[Case]) -> Iterator[Golden]:
+        """Yield each case as `golden` returns it."""
+        # The inputs are alive as long as the cases, so that no others have their ids.
+        in_step([run for number, case in enumerate(cases) for run in self._runs_of(case, number)])
+        for case in cases:
+            yield self.golden(case)
+            if case.name != BASE:  # on which there are notes
+                for what in ("eager", "truth", "noisy", "decisions", "steps"):
+                    self._made.pop((what, id(case.inputs)), None)
+
+    def _runs_of(self, case: Case, number: int) -> Iterator[Callable[[], None]]:
+        """Yield functions that make the runs of a case: first that whose decisions others take."""
+        key, inputs = id(case.inputs), widened_arrays(case.inputs)
+        decisions = Decisions(to_torch(case.inputs).values())
+        steps, noisy = RoundingRecorder(), list[Arrays]()
+        self._made |= {
+            ("decisions", key): decisions.made, ("steps", key): steps.steps, ("noisy", key): noisy,
+        }  # fmt: skip
+
+        def eager() -> None:
+            tensors = to_torch(case.inputs)
+            modes = decisions, *((steps,) if self._computes_in_float16 else ())
+            with math_backend(*modes):
+                outputs = to_numpy(self.subject.call(self.subject.module, tensors))
+            self._made["eager", key] = outputs
+
+        def truth() -> None:
+            self._made["truth", key] = super(ModelOracle, self).truth(case.inputs)
+
+        yield eager
+        yield truth
+        if number < MEASURED:
+            like = self._like_outputs(case)
+            run = self.noisy_run(case, like)
+            _, count = run_count(like, case.contents)
+            yield from (lambda n=n: noisy.append(run(n, inputs)) for n in range(count))
+
+    def _like_outputs(self, case: Case) -> dict[str, np.ndarray]:
+        """Return arrays of the types and shapes of the outputs of a case, which take no memory."""
+        call: Any = self.subject.module
+        return {
+            name: np.broadcast_to(
+                np.zeros((), call.entry.outputs[name].dtype),
+                [case.sizes.get(x, 1) if isinstance(x, str) else x for x in shape],
+            )
+            for name, shape in self._axes.items()
+        }
+
+    def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Return the outputs of the module itself."""
+        found: Any = self._made.get(("eager", id(inputs)))
+        return super().eager(inputs) if found is None else found
+
+    def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
+        """Return the outputs of the float64 copy."""
+        found: Any = self._made.get(("truth", id(inputs))) if order is None else None
+        return super().truth(inputs, order) if found is None else found
+
+    def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
+        found: Any = self._made.get(("noisy", id(case.inputs)))
+        return found or super()._noisy_runs(case, eager, *args, **options)
+
+    def _decisions(self, inputs: Arrays) -> Callable[[Any], AbstractContextManager[Any]]:
+        made = self._made.get(("decisions", id(inputs)))
+        if made is None:
+            return super()._decisions(inputs)
+        # The list is filled unit by unit, ahead of those that read it.
+        return lambda tensors: Decisions(tensors.values(), made)
+
+    def _rounding_steps(self, inputs: Arrays) -> Sequence[tuple[str, float]]:
+        steps = self._made.get(("steps", id(inputs)))
+        return super()._rounding_steps(inputs) if steps is None else steps

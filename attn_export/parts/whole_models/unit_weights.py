@@ -1,0 +1,269 @@
+"""Weights that are in memory while a unit of a model runs: one of its layers, or a leaf outside.
+
+The tensors of a checkpoint are views of mapped files, which take no memory of the process. In a
+model by units, the large weights are placeholders; hooks read those of a unit before it runs, in
+the type that the model computes in, and drop them after it. `in_step` lets many runs pass a unit
+before the weights of the next one are read, so that the checkpoint is read once.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attn_export.export.module_state import copy_module
+from attn_export.truth.float64_mode import WHOLE
+
+_T = TypeVar("_T")
+
+LARGE = 2**26
+"""The number of weights, 256 MiB in float32, above which a model is large."""
+
+_SMALL = 2**16
+"""The largest number of elements of a weight that stays in memory."""
+
+
+class _Stored:
+    """The weights of a unit, as the checkpoint has them, by their paths in it.
+
+    Attributes:
+        number: The place of the unit in the model.
+    """
+
+    def __init__(self, number: int, weights: dict[str, Tensor]) -> None:
+        self.number, self.weights = number, weights
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self  # views of mapped files
+
+
+def hold_by_unit(model: nn.Module) -> None:
+    """Let a model hold its large weights only while the unit that has them runs."""
+    holders = dict[int, nn.Parameter]()
+    for number, unit in enumerate(_units(model)):
+        stored = dict[str, Tensor]()
+        for path, owner, leaf, weight in _weights(unit):
+            stored[path] = weight.detach()
+            holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
+            owner._parameters[leaf] = holder
+        unit.stored_weights = _Stored(number, stored)  # type: ignore[assignment]
+        unit.register_forward_pre_hook(_enter)
+        unit.register_forward_hook(_leave, always_call=True)
+
+
+def is_by_unit(model: nn.Module) -> bool:
+    """Return whether a model holds its large weights only while their unit runs."""
+    return any(map(_is_placeholder, model.parameters()))
+
+
+def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype]) -> nn.Module:
+    """Return a copy of a model, by units or not, that computes in other floating types.
+
+    `dtype_of`: Returns the type of a floating weight or buffer in the copy, by its path.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    dtypes = {name: dtype_of(name, x) for name, x in tensors if x.is_floating_point()}
+    shared: dict[int, Any] = {
+        id(weight): _placeholder(weight.shape, dtypes[name])
+        for name, weight in tensors
+        if _is_placeholder(weight)
+    }
+    copy = copy_module(model, shared)
+    for name, tensor in (*copy.named_parameters(), *copy.named_buffers()):
+        if name in dtypes and not _is_placeholder(tensor):
+            tensor.data = tensor.data.to(dtypes[name])
+    return copy
+
+
+def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each weight by its path in a model, those of units as the checkpoint has them."""
+    seen = set[str]()
+    for path, unit in model.named_modules():
+        if isinstance(stored := getattr(unit, "stored_weights", None), _Stored):
+            for name, tensor in stored.weights.items():
+                seen.add(full := f"{path}.{name}" if path else name)
+                yield full, tensor
+    yield from (
+        (name, weight) for name, weight in model.named_parameters() if not _is_placeholder(weight)
+    )
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the repeated layers, and outside them the modules that have large weights."""
+    if any(weight.numel() > _SMALL for weight in module._parameters.values() if weight is not None):
+        yield module
+        return
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) and len(child) > 1:
+            yield from child
+        else:
+            yield from _units(child)
+
+
+def _weights(unit: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield the large weights of a unit: the path in it, the module that has it, its name there."""
+    for prefix, owner in unit.named_modules():
+        for leaf, weight in owner._parameters.items():
+            if weight is not None and weight.numel() > _SMALL:
+                yield f"{prefix}.{leaf}" if prefix else leaf, owner, leaf, weight
+
+
+def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
+    """Return a weight of a shape and a type that takes no memory; NaN shows that it was read."""
+    value = torch.full((), math.nan, dtype=dtype).expand(tuple(shape))
+    return nn.Parameter(value, requires_grad=False)
+
+
+def _is_placeholder(weight: Tensor) -> bool:
+    return weight.numel() > _SMALL and not any(weight.stride())
+
+
+def _load(unit: nn.Module) -> None:
+    """Read the weights of a unit, in the type of their placeholders."""
+    stored: Any = unit.stored_weights
+    holders = dict[str, Any]()
+    for path, weight in stored.weights.items():
+        owner, leaf = _owner(unit, path)
+        holder: Any = owner._parameters[leaf]
+        # Larger ones are widened block by block, as they are multiplied.
+        is_whole = holder.dtype != torch.float64 or weight.numel() <= WHOLE
+        held = nn.Parameter(weight.to(holder.dtype) if is_whole else weight, requires_grad=False)
+        owner._parameters[leaf], holders[path] = held, holder
+    vars(unit)["placeholders"] = holders
+
+
+def _drop(unit: nn.Module) -> None:
+    """Put the placeholders of the weights of a unit back."""
+    for path, holder in vars(unit).pop("placeholders").items():
+        owner, leaf = _owner(unit, path)
+        owner._parameters[leaf] = holder
+
+
+def _owner(unit: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """Return the module that has a weight, and the name of the weight there."""
+    prefix, _, leaf = path.rpartition(".")
+    return unit.get_submodule(prefix), leaf
+
+
+# -- runs in step --------------------------------------------------------------------------------
+
+
+def _enter(unit: nn.Module, _: Any) -> None:
+    run = _RUN.get()
+    if run is not None:
+        run.arrive(unit)
+        return
+    # In a thread of its own, no mode of this run sees the operations.
+    thread = threading.Thread(target=_load, args=(unit,))
+    thread.start()
+    thread.join()
+
+
+def _leave(unit: nn.Module, *_: Any) -> None:
+    if _RUN.get() is None:
+        _drop(unit)
+
+
+class _Stopped(BaseException):
+    """A run that is given up, since another one failed."""
+
+
+class _Run:
+    """One of the runs in step, in a thread that stands still while another one works.
+
+    Attributes:
+        unit: The unit whose weights it waits for; None when it has ended.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.unit: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._goes, self._stands, self._is_stopped = threading.Event(), threading.Event(), False
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._work, function), daemon=True
+        )
+        self._thread.start()
+
+    def _work(self, function: Callable[[], Any]) -> None:
+        _RUN.set(self)
+        self._goes.wait()
+        try:
+            if not self._is_stopped:
+                self.result = function()
+        except BaseException as error:  # raised again in the thread of the caller
+            self.error = error
+        self.unit = None
+        self._stands.set()
+
+    def arrive(self, unit: nn.Module) -> None:
+        """Stand still until the weights of a unit are there; called in its own thread."""
+        self.unit = unit
+        self._goes.clear()
+        self._stands.set()
+        self._goes.wait()
+        if self._is_stopped:
+            raise _Stopped
+
+    def go_on(self) -> None:
+        """Let it work until it needs another unit, or ends."""
+        self._stands.clear()
+        self._goes.set()
+        self._stands.wait()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Give it up."""
+        self._is_stopped = True
+        self._goes.set()
+        self._thread.join()
+
+
+_RUN: contextvars.ContextVar[_Run | None] = contextvars.ContextVar("run", default=None)
+"""The run in step of this thread, if it is one."""
+
+
+def in_step(functions: Sequence[Callable[[], _T]]) -> list[_T]:
+    """Run functions that run models by units, and return their results.
+
+    One works at a time, in their order, until it needs a unit whose weights are not there. When all
+    have come so far, the weights of the first of these units are read.
+    """
+    # Runs set and reset this for the whole process, in turns.
+    with sdpa_kernel(SDPBackend.MATH):
+        runs = [_Run(function) for function in functions]
+        loaded: nn.Module | None = None
+        try:
+            for run in runs:
+                run.go_on()
+            while waiting := [run for run in runs if run.unit is not None]:
+                if all(run.unit is not loaded for run in waiting):
+                    if loaded is not None:
+                        _drop(loaded)
+                    loaded = min((run.unit for run in waiting), key=_place)
+                    _load(loaded)
+                for run in waiting:
+                    if run.unit is loaded:
+                        run.go_on()
+        finally:
+            for run in runs:
+                run.stop()
+            if loaded is not None:
+                _drop(loaded)
+    return [run.result for run in runs]
+
+
+def _place(unit: nn.Module) -> tuple[int, int]:
+    """Return the place of a unit in the order of loading: that of a float64 copy is the later."""
+    stored: Any = unit.stored_weights
+    dtypes = (weight.dtype for weight in unit.parameters())
+    return stored.number, max((dtype.itemsize for dtype in dtypes), default=0)

@@ -1,0 +1,235 @@
+"""A graph that ONNX Runtime runs in slices, with the weights of one in memory.
+
+All runs pass a slice before the next one is loaded. The outputs of the last are the whole graph's;
+what a runtime fuses across two slices is not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from attn_export.errors import one_line
+from attn_export.runtimes.protocol import Engine, Facts
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slice:
+    """Successive nodes of a graph.
+
+    Attributes:
+        takes: The values of earlier slices that it reads.
+        gives: Its values that later slices read, and its outputs of the graph.
+    """
+
+    nodes: Sequence[onnx.NodeProto]
+    takes: Sequence[str]
+    gives: Sequence[str]
+
+
+class SlicedEngine(Engine):
+    """A graph of which one slice is loaded at a time.
+
+    `graph`: Its file.
+    `most`: The bytes of weights of a slice.
+    `load`: Returns an engine for the bytes of a model whose external data lie beside the graph.
+    """
+
+    def __init__(self, graph: Path, most: int, load: Callable[[bytes], Engine]) -> None:
+        self._load_model, self._facts_seen = load, Facts()
+        self._model = onnx.load(graph, load_external_data=False)
+        self._slices = list(_cut(self._model, most))
+        self._made = dict[bytes, dict[str, np.ndarray] | Exception]()
+
+    def expect(
+        self, runs: Iterable[tuple[Arrays, Mapping[str, str]]], advance: Callable[[], None]
+    ) -> None:
+        """Make all runs that `run` is going to be asked for.
+
+        `advance`: Is called after each slice.
+        """
+        values = {_key(inputs, bound): (dict(inputs), bound) for inputs, bound in runs}
+        outputs = {output.name for output in self._model.graph.output}
+        errors = dict[bytes, Exception]()
+        for number, part in enumerate(self._slices):
+            engine: Engine | None = None
+            read_later = {name for each in self._slices[number + 1 :] for name in each.takes}
+            for key, (held, bound) in values.items():
+                if key in errors:
+                    continue
+                try:
+                    if engine is None:
+                        engine = self._load_model(self._model_of(part, held))
+                    taken = {name: held[name] for name in part.takes}
+                    own = {
+                        n: source
+                        for n, source in bound.items()
+                        if n in part.gives and source in taken
+                    }
+                    held |= engine.run(taken, own)
+                except Exception as error:
+                    errors[key] = error
+                    held.clear()
+                for name in held.keys() - read_later - outputs:
+                    del held[name]
+            if engine is not None:
+                self._facts_seen = engine.facts()
+            advance()
+        for key, (held, _) in values.items():
+            self._made[key] = errors.get(key) or {name: held[name] for name in outputs}
+
+    def run(self, inputs: Arrays, bound: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """Return the outputs of one run, by name."""
+        key = _key(inputs, bound)
+        if key not in self._made:
+            self.expect([(inputs, bound)], lambda: None)
+        found = self._made.pop(key)
+        if isinstance(found, Exception):
+            raise RuntimeError(one_line(found))
+        return {output.name: found[output.name] for output in self._model.graph.output}
+
+    def facts(self) -> Facts:
+        """Return the number of slices, and what is known of the last session."""
+        return {**self._facts_seen, "slices": len(self._slices)}
+
+    def _model_of(self, part: _Slice, values: Arrays) -> bytes:
+        """Return the bytes of the model of a slice, for values of some types."""
+        graph = self._model.graph
+        known = {each.name: each for each in (*graph.input, *graph.output, *graph.value_info)}
+        read = {name for node in part.nodes for name in _names_read(node)}
+        inputs = [known.get(name) or _described(name, values[name]) for name in part.takes]
+        outputs = [
+            known[name]
+            if name in {o.name for o in graph.output}
+            else onnx.ValueInfoProto(name=name)
+            for name in part.gives
+        ]
+        model = onnx.ModelProto()
+        model.ir_version = self._model.ir_version
+        model.opset_import.extend(self._model.opset_import)
+        model.functions.extend(self._model.functions)
+        model.graph.name = graph.name
+        model.graph.node.extend(part.nodes)
+        model.graph.initializer.extend(x for x in graph.initializer if x.name in read)
+        model.graph.sparse_initializer.extend(
+            x for x in graph.sparse_initializer if x.values.name in read
+        )
+        model.graph.input.extend(inputs)
+        model.graph.output.extend(outputs)
+        made = {name for node in part.nodes for name in node.output} - set(part.gives)
+        model.graph.value_info.extend(x for x in graph.value_info if x.name in made)
+        data: bytes = model.SerializeToString()
+        return data
+
+
+def _bound_in(bound: Mapping[str, str], part: _Slice) -> dict[str, str]:
+    """Return the outputs of a slice that share the buffer of one of its inputs, with that."""
+    return {n: taken for n, taken in bound.items() if n in part.gives and taken in part.takes}
+
+
+def _cut(model: onnx.ModelProto, most: int) -> Iterator[_Slice]:
+    """Yield the slices of a graph, each with weights of at most `most` bytes if nodes allow it.
+
+    A cut is where the fewest values cross it. Nodes that compute constants are in each slice that
+    reads them.
+    """
+    graph = model.graph
+    sizes = {x.name: _bytes_of(x) for x in graph.initializer}
+    constants = {*sizes, *(x.values.name for x in graph.sparse_initializer)}
+    fixed = dict[str, onnx.NodeProto]()  # nodes that read constants alone, by output
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        if all(name in constants or name in fixed for name in _names_read(node) if name):
+            fixed |= dict.fromkeys(node.output, node)
+        else:
+            nodes.append(node)
+    reads = [_with_constants(node, fixed) for node in nodes]
+    weights = [sum(sizes.get(name, 0) for name in names) for names in reads]
+    last_use = {name: at for at, names in enumerate(reads) for name in names}
+    maker = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    crossing = [0] * (len(nodes) + 1)
+    for name, at in maker.items():
+        for cut in range(at + 1, last_use.get(name, at) + 1):
+            crossing[cut] += 1
+    outputs = [x.name for x in graph.output]
+    start = 0
+    for stop in [*_places(weights, crossing, most), len(nodes)]:
+        inside = range(start, stop)
+        made = {name for at in inside for name in nodes[at].output if name}
+        read = {name for at in inside for name in reads[at]}
+        needed = {id(fixed[name]) for name in read if name in fixed}
+        if stop == len(nodes):
+            needed |= {id(fixed[name]) for name in outputs if name in fixed}
+            made |= {name for name in outputs if name in fixed}
+        taken = sorted(name for name in read - made - fixed.keys() - constants if name)
+        given = sorted(n for n in made if last_use.get(n, -1) >= stop or n in outputs)
+        own = [node for node in graph.node if id(node) in needed]
+        yield _Slice([*own, *nodes[start:stop]], taken, given)
+        start = stop
+
+
+def _places(weights: Sequence[int], crossing: Sequence[int], most: int) -> Iterator[int]:
+    """Yield the indices of the nodes before which a graph is cut."""
+    start = 0
+    while sum(weights[start:]) > most:
+        held = list(itertools.accumulate(weights[start:]))
+        fitting = [start + n for n, size in enumerate(held, 1) if most / 2 <= size <= most]
+        # A node of more weights than that is in a slice of its own.
+        after = start + 1 + next(n for n, size in enumerate(held) if size >= most / 2)
+        start = min(fitting or [after], key=lambda cut: (crossing[cut], -cut))
+        yield start
+
+
+def _with_constants(node: onnx.NodeProto, fixed: Mapping[str, onnx.NodeProto]) -> set[str]:
+    """Return what a node reads, and what the constants are computed from that it reads."""
+    names, left = set[str](), [*_names_read(node)]
+    while left:
+        name = left.pop()
+        if name not in names:
+            names.add(name)
+            left += _names_read(fixed[name]) if name in fixed else []
+    return names - {""}
+
+
+def _names_read(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the values that a node and its subgraphs read from outside of it."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            inner = {name for each in body.node for name in _names_read(each)}
+            own = {x.name for x in (*body.input, *body.initializer)}
+            own |= {name for each in body.node for name in each.output}
+            names |= (inner | {x.name for x in body.output}) - own
+    return names
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    count = int(np.prod(tensor.dims, dtype=np.int64))
+    if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
+        return count // 2
+    return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def _described(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
+    """Return the description of a value of the type and the rank of an array."""
+    dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, dtype, [None] * array.ndim)
+
+
+def _key(inputs: Arrays, bound: Mapping[str, str]) -> bytes:
+    """Return what tells runs apart."""
+    digest = hashlib.sha256(repr(sorted(bound.items())).encode())
+    for name in sorted(inputs):
+        array = np.ascontiguousarray(inputs[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.view(np.uint8).data if array.ndim and array.size else array.tobytes())
+    return digest.digest()
