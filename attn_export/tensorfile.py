@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,23 @@ def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> 
     """Write arrays to `STEM_0.pb`, `STEM_1.pb` …, in their order."""
     for number, (name, array) in enumerate(arrays.items()):
         write_tensor(folder / f"{stem}_{number}.pb", name, array)
+
+
+_MAPPED_FROM = 2**20
+"""The size in bytes from which on `mapped` reads an array from its file."""
+
+
+def mapped(folder: Path, stem: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays that `write_tensors` wrote, large ones as views of their files."""
+    views = dict(arrays)
+    for number, (name, array) in enumerate(arrays.items()):
+        # Windows removes no file that is mapped.
+        if array.nbytes >= _MAPPED_FROM and sys.byteorder == "little" and os.name == "posix":
+            path = folder / f"{stem}_{number}.pb"
+            start = path.stat().st_size - array.nbytes  # values are the last field
+            # Not read-only, as PyTorch takes no such arrays; what is written stays in memory.
+            views[name] = np.memmap(path, array.dtype, "c", start, array.shape)
+    return views
 
 
 def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -65,12 +65,21 @@ def data_set(number: int) -> str:
     return f"test_data_set_{number}"
 
 
-def write_outputs(folder: Path, number: int, golden: Golden) -> None:
-    """Write the truth and eager's outputs of a case into the folder of its inputs."""
-    from attn_export.tensorfile import write_tensors
+def write_outputs(folder: Path, number: int, golden: Golden) -> Golden:
+    """Write the truth and eager's outputs of a case into the folder of its inputs.
 
-    write_tensors(folder / data_set(number), "output", golden.expected)
-    write_tensors(folder / data_set(number), "eager", golden.eager)
+    Returns:
+        The case, whose large outputs are views of these files.
+    """
+    from attn_export.tensorfile import mapped, write_tensors
+
+    data = folder / data_set(number)
+    write_tensors(data, "output", golden.expected)
+    write_tensors(data, "eager", golden.eager)
+    return replace(
+        golden, expected=mapped(data, "output", golden.expected),
+        eager=mapped(data, "eager", golden.eager),
+    )  # fmt: skip
 
 
 def write_index(folder: Path, goldens: Sequence[Golden]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from attn_export.parts import parts
 from attn_export.quality import Budget
 from attn_export.results import BASE, CHANGED, Case, Golden, TensorNames
 from attn_export.runtimes.run_options import Progress
+from attn_export.tensorfile import mapped
 
 if TYPE_CHECKING:
     from attn_export.cases.plan import Plan
@@ -49,24 +50,27 @@ def golden_vectors(
     if not plan.is_settled:
         computed, usable, notes = _usable_cases(plan, oracle, has_narrow_dtypes=has_narrow_dtypes)
     renamed = [names.case(case) for case in usable] if names else usable
-    runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
+    stored = [write_inputs(folder, number, case) for number, case in enumerate(renamed)]
+    for case, at in zip(usable, stored, strict=True):
+        # In place, since the plan has these cases, too, and would keep the arrays in memory.
+        cast("dict[str, np.ndarray]", case.inputs).update(mapped(at.folder, "input", case.inputs))
+    runs = start(stored)
     progress.expect(len(usable) + runs)
-    goldens, written = [], []
     # Some file systems take longer to create files than the truth of a small case takes.
     with ThreadPoolExecutor(max_workers=1) as writer:
+        written, unnamed = [], list[Golden]()
         rest = oracle.goldens([case for case in usable if case.name not in computed])
         for number, case in enumerate(usable):
-            golden = computed.get(case.name) or next(rest)
-            goldens.append(golden)
+            golden = computed.pop(case.name, None) or next(rest)
             named = names.golden(golden) if names else golden
             written.append(writer.submit(write_outputs, folder, number, named))
             progress.advance(f"float64 truth: {case.name}")
-    for future in written:
-        future.result()
-    if not plan.is_settled:
-        check_influence(goldens, _clearly(has_narrow_dtypes))
-    if names:
-        goldens = [names.golden(golden) for golden in goldens]
+            if not plan.is_settled:
+                unnamed.append(golden)
+            del golden, named  # of which the writer returns one that takes less memory
+    goldens = [future.result() for future in written]
+    if unnamed:
+        check_influence(unnamed, _clearly(has_narrow_dtypes))
     write_index(folder, goldens)
     return goldens, tuple(notes)
 

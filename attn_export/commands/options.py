@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,25 @@ fix_input_option = option(
     help="An input of the graph that always has this value, as in use_cache_branch=1.",
 )  # fmt: skip
 
+_UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+
+
+def _memory(_: object, __: object, text: str | None) -> int | None:
+    """Return a size in MiB of a text such as ``8GiB``."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MG]i?B)", text)
+    mib = int(float(found[1]) * _UNITS[found[2]] / 2**20) if found else 0
+    if mib < _LEAST_MIB:
+        raise UsageError(
+            f"--memory is a size of at least {_LEAST_MIB}MiB, as 8GiB; got {printable(text, 40)}"
+        )
+    return mib
+
+
+_LEAST_MIB = 256
+"""The least memory of a runtime's process, of which importing its SDK takes a part."""
+
 # -- the options of runs ------------------------------------------------------------------------
 
 RUNS = (
@@ -156,6 +176,14 @@ RUNS = (
         help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
     ),
     option("--rtol", type=float, least=0, help="Relative tolerance; see --atol."),
+    option(
+        "--memory", metavar="SIZE", callback=_memory,
+        help="The memory of each runtime's process, as in 8GiB. A graph whose weights take more "
+        "than a quarter of it runs in slices.  [default: 3/4 of the machine's]",
+    ),
+    option(
+        "--whole", is_flag=True, help="Run every graph whole, however large its weights are.",
+    ),
 )  # fmt: skip
 
 BUDGET = option(
@@ -181,15 +209,22 @@ def run_options(*others: Option) -> _Decorator:
         def merged(
             runtimes: tuple[str, ...], cpus: tuple[str, ...], require: tuple[str, ...],
             atol: float | None, rtol: float | None, budgets: tuple[str, ...] = (),
-            search_more: bool = False, **values: Any,
+            memory: int | None = None, whole: bool = False, search_more: bool = False,
+            **values: Any,
         ) -> Any:  # fmt: skip
+            from attn_export.runtimes.protocol import Limits
             from attn_export.runtimes.run_options import RunOptions
+
+            limits = Limits.default()
+            limits = dataclasses.replace(
+                limits, memory_mib=memory or limits.memory_mib, runs_whole=whole
+            )
 
             if cpus:
                 runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
             run = RunOptions.of(
                 runtimes=runtimes, require=require, atol=atol, rtol=rtol, budgets=budgets,
-                search_more=search_more,
+                search_more=search_more, limits=limits,
             )  # fmt: skip
             return command(run=run, **values)
 

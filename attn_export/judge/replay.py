@@ -213,7 +213,7 @@ def judge_pool(
     for (name, graph), worker in pool.workers.items():
         count = pool.cases_of(graph)
         # A runtime that can run here must pass; only an absent one may be optional.
-        facts = {"version": worker.runtime.version(), **worker.facts}
+        facts: dict[str, object] = {"version": worker.runtime.version()}
         cases: Mapping[str, Golden] = by_name
         if not worker.runtime.keeps_non_finite:
             cases = {name: _without_non_finite(golden) for name, golden in by_name.items()}
@@ -222,6 +222,7 @@ def judge_pool(
             worker, pool.file_of(graph), count, cases, pool.run, distances
         )
         verdicts += judged
+        facts |= worker.facts
         required = worker.outcome != "not run"
         maps = worst.error_maps(axes) if worker.outcome != "refused" else ()
         runs.append(

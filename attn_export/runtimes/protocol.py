@@ -31,7 +31,7 @@ Options = Mapping[str, str]
 
 
 SLICES = 8
-"""The least number of slices of a graph that does not run whole."""
+"""The number of slices up to which a graph runs whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +42,22 @@ class Limits:
         seconds: The time without a message (a loaded graph, a finished case) after which the
             process counts as hung.
         memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
-        weights_mib: The size of weights in MiB from which on a graph runs in slices, if its runtime
-            can do that; each has an eighth of it. None for a quarter of the memory.
+        runs_whole: Whether a graph never runs in slices, however large its weights are.
+        slice_mib: The weights of a slice in MiB; None for 1/32 of the memory. A graph of more than
+            8 of them runs in slices, if its runtime can do that.
     """
 
     threads: int
     seconds: float
     memory_mib: int | None
-    weights_mib: float | None = None
+    runs_whole: bool = False
+    slice_mib: float | None = None
 
     @property
     def slice_bytes(self) -> int | None:
         """The largest size of the weights of a slice in bytes; None if there are no slices."""
-        whole = self.weights_mib or (self.memory_mib and self.memory_mib / 4)
-        return None if whole is None else int(whole * 2**20 / SLICES)
+        mib = self.slice_mib or (self.memory_mib and self.memory_mib / 32)
+        return None if mib is None or self.runs_whole else int(mib * 2**20)
 
     @classmethod
     def default(cls) -> Limits:

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -19,7 +20,8 @@ from onnx import TensorProto, helper
 from attn_export.errors import one_line
 from attn_export.runtimes.protocol import Engine, Facts
 
-Arrays = Mapping[str, np.ndarray]
+if TYPE_CHECKING:
+    from attn_export.results import Arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +188,8 @@ def _places(weights: Sequence[int], crossing: Sequence[int], most: int) -> Itera
         # A node of more weights than that is in a slice of its own.
         after = start + 1 + next(n for n, size in enumerate(held) if size >= most / 2)
         start = min(fitting or [after], key=lambda cut: (crossing[cut], -cut))
-        yield start
+        if start < len(weights):
+            yield start
 
 
 def _with_constants(node: onnx.NodeProto, fixed: Mapping[str, onnx.NodeProto]) -> set[str]:

@@ -28,8 +28,8 @@ LARGE = 2**22
 """The largest number of elements of a weight that is copied in float64: 32 MiB. The results with
 shared weights are bitwise those of a copy, unless the module tests the types of its weights."""
 
-WHOLE = 2**26
-"""The largest number of elements that are widened at once: 512 MiB in float64. A product with a
+WHOLE = 2**24
+"""The largest number of elements that are widened at once: 128 MiB in float64. A product with a
 larger weight is computed by blocks of columns; its sums may differ by the rounding of float64."""
 
 _NARROWER = (torch.float32, *NARROW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,6 +22,9 @@ from attn_export.truth.decisions import Decisions
 from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import RoundingRecorder, math_backend
 from attn_export.truth.ties import TieOrder
+
+_MOST_HELD = 2**28
+"""The bytes of outputs of the runs that are made together, if they are of several cases."""
 
 
 def oracle_of_model(
@@ -50,40 +54,53 @@ class _UnitOracle(ModelOracle):
 
     def goldens(self, cases: Sequence[Case]) -> Iterator[Golden]:
         """Yield each case as `golden` returns it."""
-        # The inputs are alive as long as the cases, so that no others have their ids.
-        in_step([run for number, case in enumerate(cases) for run in self._runs_of(case, number)])
-        for case in cases:
-            yield self.golden(case)
-            if case.name != BASE:  # on which there are notes
-                for what in ("eager", "truth", "noisy", "decisions", "steps"):
-                    self._made.pop((what, id(case.inputs)), None)
+        for group in self._groups(cases):
+            # The inputs are alive as long as the cases, so that no others have their ids.
+            in_step([run for case, noisy in group for run in self._runs_of(case, noisy)])
+            for case, _ in group:
+                yield self.golden(case)
+                if case.name != BASE:  # on which there are notes
+                    for what in ("eager", "truth", "noisy", "decisions", "steps"):
+                        self._made.pop((what, id(case.inputs)), None)
 
-    def _runs_of(self, case: Case, number: int) -> Iterator[Callable[[], None]]:
+    def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
+        """Yield the cases whose runs are made together, with the number of random runs of each."""
+        group, held = list[tuple[Case, int]](), 0
+        for number, case in enumerate(cases):
+            like = self._like_outputs(case)
+            noisy = run_count(like, case.contents)[1] if number < MEASURED else 0
+            size = (2 + noisy) * sum(8 * array.size for array in like.values())
+            if group and held + size > _MOST_HELD:
+                yield group
+                group, held = [], 0
+            group.append((case, noisy))
+            held += size
+        yield group
+
+    def _runs_of(self, case: Case, noisy: int) -> Iterator[Callable[[], None]]:
         """Yield functions that make the runs of a case: first that whose decisions others take."""
-        key, inputs = id(case.inputs), widened_arrays(case.inputs)
-        decisions = Decisions(to_torch(case.inputs).values())
-        steps, noisy = RoundingRecorder(), list[Arrays]()
+        key, runs = id(case.inputs), list[Arrays]()
+        decisions, steps = Decisions(to_torch(case.inputs).values()), RoundingRecorder()
         self._made |= {
-            ("decisions", key): decisions.made, ("steps", key): steps.steps, ("noisy", key): noisy,
+            ("decisions", key): decisions.made, ("steps", key): steps.steps, ("noisy", key): runs,
         }  # fmt: skip
 
         def eager() -> None:
-            tensors = to_torch(case.inputs)
             modes = decisions, *((steps,) if self._computes_in_float16 else ())
             with math_backend(*modes):
-                outputs = to_numpy(self.subject.call(self.subject.module, tensors))
-            self._made["eager", key] = outputs
+                outputs = self.subject.call(self.subject.module, to_torch(case.inputs))
+            self._made["eager", key] = to_numpy(outputs)
 
         def truth() -> None:
             self._made["truth", key] = super(ModelOracle, self).truth(case.inputs)
 
-        yield eager
-        yield truth
-        if number < MEASURED:
-            like = self._like_outputs(case)
-            run = self.noisy_run(case, like)
-            _, count = run_count(like, case.contents)
-            yield from (lambda n=n: noisy.append(run(n, inputs)) for n in range(count))
+        def noise(number: int) -> None:
+            runs.append(run(number, widened_arrays(case.inputs)))
+
+        yield from (eager, truth)
+        if noisy:
+            run = self.noisy_run(case, self._like_outputs(case))
+            yield from (functools.partial(noise, number) for number in range(noisy))
 
     def _like_outputs(self, case: Case) -> dict[str, np.ndarray]:
         """Return arrays of the types and shapes of the outputs of a case, which take no memory."""

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.export.module_state import copy_module
-from attn_export.truth.float64_mode import WHOLE
+
+_WIDENED = 2**26
+"""The largest number of elements of a weight that is widened to float64 when it is read."""
 
 _T = TypeVar("_T")
 
@@ -132,8 +134,9 @@ def _load(unit: nn.Module) -> None:
     for path, weight in stored.weights.items():
         owner, leaf = _owner(unit, path)
         holder: Any = owner._parameters[leaf]
-        # Larger ones are widened block by block, as they are multiplied.
-        is_whole = holder.dtype != torch.float64 or weight.numel() <= WHOLE
+        # Larger ones are widened block by block, as they are multiplied, and rows when looked up.
+        is_whole = holder.dtype != torch.float64 or weight.numel() <= _WIDENED
+        is_whole &= type(unit) is not nn.Embedding
         held = nn.Parameter(weight.to(holder.dtype) if is_whole else weight, requires_grad=False)
         owner._parameters[leaf], holders[path] = held, holder
     vars(unit)["placeholders"] = holders
@@ -166,9 +169,12 @@ def _enter(unit: nn.Module, _: Any) -> None:
     thread.join()
 
 
-def _leave(unit: nn.Module, *_: Any) -> None:
+def _leave(unit: nn.Module, _: Any, outputs: Any) -> Any:
+    if type(unit) is nn.Embedding and isinstance(outputs, Tensor):
+        outputs = outputs.to(vars(unit)["placeholders"]["weight"].dtype)
     if _RUN.get() is None:
         _drop(unit)
+    return outputs
 
 
 class _Stopped(BaseException):

@@ -142,8 +142,7 @@ def subject_of_model(
     if loaded.can_generate():
         subject: Subject = _BuiltModel(
             loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds,
-            part=part,
-            appends=cache == _APPEND,
+            part=part, appends=cache == _APPEND, is_captured=is_captured,
         )  # fmt: skip
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
@@ -268,7 +267,7 @@ class _BuiltModel(Subject):
     def __init__(
         self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
-        part: ModelPart | None = None, appends: bool = False,
+        part: ModelPart | None = None, appends: bool = False, is_captured: bool = True,
     ) -> None:  # fmt: skip
         self.limits, told = _step_limits(model, max_len)
         notes, self.has_narrow_caches = (*notes, *told), bool(rounds)
@@ -290,9 +289,10 @@ class _BuiltModel(Subject):
         sums = {TOTAL: f"{PAST} + {QUERIES}"} if appends else {}
         outputs = list(self._ends.outputs)
         super().__init__(decoder, example, axes, outputs, notes=notes, relations=sums)
-        decoder.prove(example)
+        if is_captured:
+            decoder.prove(example)
         # Of other types `in_float32` is decoded.
-        if not (part or self._ends.crosses) and type_of(model) == "float32":
+        if is_captured and not (part or self._ends.crosses) and type_of(model) == "float32":
             caches = {n: x for n, x in example.items() if n.startswith("past_") and x.ndim == 4}
             crossed, told = _decoded_sizes(model, self.limits)
             self.notes = *self.notes, *told
