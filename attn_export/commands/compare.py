@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
     from attn_export.explain.eager_values import ValueReference
     from attn_export.export.subject import Subject
+    from attn_export.results import Golden
+    from attn_export.truth.allowed import TruthSource
     from attn_export.truth.reference import Reference
 
 _EXAMPLES = (
@@ -184,7 +186,7 @@ def compare(
     with _blamed_on_graph(reference), _bundle_folder(output) as (folder, publish):
         compared = read_compared(path, run.limits)
         report, complete, reduce = judge_compared(folder, compared, run, read, names or {}, inputs)
-        if output is not None or not report.passed:
+        if output is not None or not (report.passed or report.explanations):
             try:
                 right = complete()
             except AttnExportError as error:
@@ -271,9 +273,23 @@ def judge_compared(
         (*about, *judged.notes), compared.path, dimensions=dimensions({**taken, **given_back}),
         quality=judged.quality,
     )  # fmt: skip
+    wrong = _wrong_layers(compared.path, report, judged.goldens, oracle, names)
+    report = dataclasses.replace(report, explanations=wrong)
     ends = taken, given_back
     complete = functools.partial(_complete, folder, compared, reference, names, ends, report)
     return report, complete, reference.reduce or oracle.reduce
+
+
+def _wrong_layers(
+    path: Path, report: Report, goldens: Sequence[Golden], oracle: TruthSource, names: TensorNames
+) -> tuple[str, ...]:
+    """Return a sentence on the wrong layers of a graph that fails, if the oracle finds any."""
+    failed = {verdict.case for verdict in report.verdicts if verdict.status == "failed"}
+    cases = [golden.case for golden in goldens if golden.case.name in failed]
+    if not cases:
+        return ()
+    text = oracle.wrong_layers(path, min(cases, key=lambda case: len(case.ignored_rows)), names)
+    return (f"{path.name}: {text}",) if text else ()
 
 
 def _complete(
@@ -299,5 +315,5 @@ def _complete(
         named = {name: inputs[other].copy() for name, other in names.inputs.items()}
         return reference.oracle(0.0).steps(named)
 
-    how = reference.cause, reference.is_float_model
+    how = reference.cause, reference.is_float_model or bool(report.explanations)
     return ValueReference(reference.whose, steps, *how)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from attn_export.errors import GraphError
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import Shape
+from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors, says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
 from attn_export.parts.whole_models.unit_weights import copy_by_unit, in_step, is_by_unit
-from attn_export.results import BASE, Arrays, Case, Golden
+from attn_export.results import BASE, Arrays, Case, Golden, TensorNames
 from attn_export.truth.allowed import run_count
 from attn_export.truth.decisions import Decisions
 from attn_export.truth.float64_mode import widened_arrays
@@ -122,6 +125,24 @@ class _UnitOracle(ModelOracle):
         """Return the outputs of the float64 copy."""
         found: Any = self._made.get(("truth", id(inputs))) if order is None else None
         return super().truth(inputs, order) if found is None else found
+
+    def wrong_layers(self, graph: Path, case: Case, names: TensorNames) -> str:
+        """Return which layers of a graph are wrong in a case; "" if not known."""
+        inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
+        made: list[Arrays] = []
+        states = hidden_states(
+            self.precise, lambda: made.append(super(ModelOracle, self).truth(inputs))
+        )
+        if not states:
+            return ""
+        caches = self.subject.roles.caches
+        outputs = {names.outputs[n]: x for n, x in made[0].items() if n not in caches}
+        given = {names.inputs[n]: np.array(x) for n, x in inputs.items()}
+        try:
+            rows = [n for n in range(len(states[0])) if n not in case.ignored_rows]
+            return says(layer_errors(graph, given, states, outputs, rows)) if rows else ""
+        except GraphError as error:
+            return f"its layers are not compared: {error}"
 
     def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         found: Any = self._made.get(("noisy", id(case.inputs)))

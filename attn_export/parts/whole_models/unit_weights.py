@@ -9,7 +9,9 @@ before the weights of the next one are read, so that the checkpoint is read once
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
@@ -109,6 +111,14 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
             yield from _units(child)
 
 
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that has one list of them; else none."""
+    lists = [x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) > 1]
+    inner = {id(y) for x in lists for y in x.modules() if y is not x}
+    outer = [x for x in lists if id(x) not in inner]
+    return list(outer[0]) if len(outer) == 1 else []
+
+
 def _weights(unit: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
     """Yield the large weights of a unit: the path in it, the module that has it, its name there."""
     for prefix, owner in unit.named_modules():
@@ -143,7 +153,13 @@ def _load(unit: nn.Module) -> None:
 
 
 def _drop(unit: nn.Module) -> None:
-    """Put the placeholders of the weights of a unit back."""
+    """Put the placeholders of the weights of a unit back, and give the memory back."""
+    _drop_weights(unit)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # each thread has its own heap, which otherwise keeps what it freed
+
+
+def _drop_weights(unit: nn.Module) -> None:
     for path, holder in vars(unit).pop("placeholders").items():
         owner, leaf = _owner(unit, path)
         owner._parameters[leaf] = holder

@@ -1,0 +1,184 @@
+"""The error of each layer of a graph, on the input that the layer has in the truth.
+
+The graph is evaluated in float64 with the weights of one node in memory, and what a layer gives is
+replaced by what it should give. So a wrong layer does not hide those behind it, and all that are
+wrong are named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from torch import Tensor, nn
+
+from attn_export.errors import first_few, printable
+from attn_export.float64.evaluate import Values, is_float
+from attn_export.float64.streamed import StreamedEvaluation
+from attn_export.parts.whole_models.unit_weights import layers_of
+
+RIGHT = 1e-6
+"""The largest relative L2 error of a layer in float64 that is right: weights in float32 may be
+sums of others, as of a norm's weight and 1."""
+
+_NEAR = 0.9
+"""The largest relative L2 distance of what a layer gives, if it is wrong, from what it should."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerError:
+    """The error of one layer on the truth's input.
+
+    Attributes:
+        name: ``"layer 3"``, ``"the embeddings"`` or ``"what follows the layers"``.
+        value: The value of the graph that the layer gives.
+        error: The relative L2 error of it in float64.
+    """
+
+    name: str
+    value: str
+    error: float
+
+
+def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
+    """Return what enters the first layer of a model in a run, then what each layer gives."""
+    found: list[np.ndarray] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if not found:
+            found.append(_array(args[0] if args else given["hidden_states"]))
+
+    def leave(_: nn.Module, __: Any, outputs: Any) -> None:
+        found.append(_array(outputs[0] if isinstance(outputs, tuple) else outputs))
+
+    layers = layers_of(model)
+    hooks = [layer.register_forward_hook(leave) for layer in layers]
+    hooks += [layers[0].register_forward_pre_hook(enter, with_kwargs=True)] if layers else []
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def layer_errors(
+    path: Path, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
+    outputs: Mapping[str, np.ndarray], rows: Sequence[int],
+) -> list[LayerError]:  # fmt: skip
+    """Return the error of each layer of a graph; empty if its layers are not found.
+
+    `states`: The truth of `hidden_states`, float64 `[B, L, E]`.
+    `outputs`: The truth of outputs of the graph by name, which follow the layers.
+    `rows`: The batch elements that are compared.
+    """
+    graph = StreamedEvaluation(path)
+    ends = _ends(graph, inputs, states, rows)
+    if ends is None:
+        return []
+    truth = {**dict(zip(ends, states, strict=True)), **outputs}
+    errors = dict[str, float]()
+
+    def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
+        made = _with_sum(node, values, graph.compute_node(node, values))
+        for name in made.keys() & truth.keys():
+            errors[name] = _distance(made[name], truth[name], rows)
+            right = truth[name].reshape(np.shape(made[name]))
+            if name == _sum_of(node):  # of which the other output is the norm
+                first = values[node.input[0]] + (right - made[name])
+                made = {**graph.compute_node(node, {**values, node.input[0]: first})}
+            made[name] = right
+        return made
+
+    graph.values(inputs, compute, kept=())
+    names = ["the embeddings", *(f"layer {number}" for number in range(len(states) - 1))]
+    found = [LayerError(name, end, errors[end]) for name, end in zip(names, ends, strict=True)]
+    rest = [LayerError("what follows the layers", n, errors[n]) for n in outputs if n in errors]
+    return [*found, *rest]
+
+
+def says(errors: Sequence[LayerError]) -> str:
+    """Return what is wrong in words; "" if the layers were not found."""
+    wrong = [each for each in errors if not each.error <= RIGHT]
+    rest = max((x.error for x in errors if x.error <= RIGHT), default=0.0)
+    if not wrong:
+        right = f"in float64, all its layers are right, within {rest:.0e}"
+        return f"{right}: the runtime computes something else" if errors else ""
+    named = first_few([f"{x.name} (off by {x.error:.1e})" for x in wrong])
+    first = printable(wrong[0].value, 100)
+    return (
+        f"on the truth's input, wrong: {named}; all others are within {rest:.0e}; the first wrong "
+        f"one gives {first}"
+    )
+
+
+def _ends(
+    graph: StreamedEvaluation, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
+    rows: Sequence[int],
+) -> list[str] | None:  # fmt: skip
+    """Return the values of a graph that layers give, by their distance from the truth.
+
+    Each is the nearest of those behind the end of the layer before it.
+    """
+    seen = list[tuple[str, list[float]]]()
+
+    def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
+        made = _with_sum(node, values, graph.compute_node(node, values))
+        for name, value in made.items():
+            if is_float(value) and value.size == states[0].size:
+                seen.append((name, [_distance(value, state, rows) for state in states]))
+        return made
+
+    graph.values(inputs, compute, kept=())
+    ends, at = list[str](), 0
+    for number in range(len(states)):
+        near = [n for n in range(at, len(seen)) if seen[n][1][number] <= _NEAR]
+        if not near:
+            return None
+        exact = [n for n in near if seen[n][1][number] <= RIGHT]
+        # The first of those that are equal: a Cast or a Reshape may follow.
+        best = exact[0] if exact else min(near, key=lambda n: seen[n][1][number])
+        ends.append(seen[best][0])
+        at = best + 1
+    return ends
+
+
+def _sum_of(node: onnx.NodeProto) -> str:
+    """Return the name of the sum that a fused norm computes, which may be no output; else ""."""
+    if not node.op_type.startswith("Skip"):
+        return ""
+    given = node.output[3] if len(node.output) > 3 else ""
+    return given or f"the sum in {node.name or node.output[0]}"
+
+
+def _with_sum(
+    node: onnx.NodeProto, values: Values, made: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return what a node gives, with the sum that a fused norm computes."""
+    name = _sum_of(node)
+    if not name or name in made:
+        return dict(made)
+    bias = 4 if node.op_type == "SkipLayerNormalization" else 3
+    terms: list[Any] = [values[x] for x in (*node.input[:2], *node.input[bias : bias + 1]) if x]
+    return {**made, name: np.sum(np.broadcast_arrays(*terms), 0)}
+
+
+def _distance(found: Any, right: np.ndarray, rows: Sequence[int]) -> float:
+    """Return the relative L2 distance of two arrays in some batch elements.
+
+    It is infinite if they have other sizes.
+    """
+    if not is_float(found) or found.size != right.size:
+        return float("inf")
+    wanted = right[list(rows)]
+    norm = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(found.reshape(right.shape)[list(rows)] - wanted)) / (norm or 1.0)
+
+
+def _array(value: Tensor) -> np.ndarray:
+    array: np.ndarray = value.detach().double().numpy()
+    return array
