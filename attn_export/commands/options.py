@@ -207,25 +207,21 @@ def run_options(*others: Option) -> _Decorator:
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def merged(
-            runtimes: tuple[str, ...], cpus: tuple[str, ...], require: tuple[str, ...],
-            atol: float | None, rtol: float | None, budgets: tuple[str, ...] = (),
-            memory: int | None = None, whole: bool = False, search_more: bool = False,
+            runtimes: tuple[str, ...], cpus: tuple[str, ...], memory: int | None, *, whole: bool,
             **values: Any,
         ) -> Any:  # fmt: skip
             from attn_export.runtimes.protocol import Limits
-            from attn_export.runtimes.run_options import RunOptions
-
-            limits = Limits.default()
-            limits = dataclasses.replace(
-                limits, memory_mib=memory or limits.memory_mib, runs_whole=whole
-            )
+            from attn_export.runtimes.run_options import RunKeywords, RunOptions
 
             if cpus:
                 runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
-            run = RunOptions.of(
-                runtimes=runtimes, require=require, atol=atol, rtol=rtol, budgets=budgets,
-                search_more=search_more, limits=limits,
-            )  # fmt: skip
+            usual = Limits.default()
+            limits = dataclasses.replace(
+                usual, memory_mib=memory or usual.memory_mib, runs_whole=whole
+            )
+            names = values.keys() & RunKeywords.__annotations__.keys()
+            given: Any = {name: values.pop(name) for name in names}
+            run = RunOptions.of(runtimes=runtimes, limits=limits, **given)
             return command(run=run, **values)
 
         return with_options(*RUNS, *others)(merged)

@@ -140,10 +140,13 @@ def subject_of_model(
         weights = QuantisedWeights(loaded, weights_dtype)
         notes = *notes, *weights.notes
     if loaded.can_generate():
-        subject: Subject = _BuiltModel(
+        subject: Subject
+        subject = decoder = _BuiltModel(
             loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds,
-            part=part, appends=cache == _APPEND, is_captured=is_captured,
+            part=part, appends=cache == _APPEND,
         )  # fmt: skip
+        if is_captured:
+            decoder.prove()
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
     else:
@@ -267,9 +270,10 @@ class _BuiltModel(Subject):
     def __init__(
         self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
-        part: ModelPart | None = None, appends: bool = False, is_captured: bool = True,
+        part: ModelPart | None = None, appends: bool = False,
     ) -> None:  # fmt: skip
         self.limits, told = _step_limits(model, max_len)
+        self._has_all_layers = part is None
         notes, self.has_narrow_caches = (*notes, *told), bool(rounds)
         stored = FLOAT16 if rounds else type_of(model)
         self._ends = interface_of(
@@ -289,27 +293,37 @@ class _BuiltModel(Subject):
         sums = {TOTAL: f"{PAST} + {QUERIES}"} if appends else {}
         outputs = list(self._ends.outputs)
         super().__init__(decoder, example, axes, outputs, notes=notes, relations=sums)
-        if is_captured:
-            decoder.prove(example)
-        # Of other types `in_float32` is decoded.
-        if is_captured and not (part or self._ends.crosses) and type_of(model) == "float32":
-            caches = {n: x for n, x in example.items() if n.startswith("past_") and x.ndim == 4}
-            crossed, told = _decoded_sizes(model, self.limits)
-            self.notes = *self.notes, *told
-            decoder.prove_decode(caches, crossed, self.limits.vocabulary)
         decoder.kv_scales = rounds
         if not appends:
             self.sums = _SUMS
             self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
         self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
-        self.in_float32 = lambda: _BuiltModel(
-            in_dtype(model, (), "float32")[0], (), max_len=max_len, all_logits=all_logits, part=part
-        )
+
+        def in_float32() -> _BuiltModel:
+            wide = in_dtype(model, (), "float32")[0]
+            subject = _BuiltModel(wide, (), max_len=max_len, all_logits=all_logits, part=part)
+            subject.prove()
+            return subject
+
+        self.in_float32 = in_float32
         if weights:
             self.rewrite = weights.rewrite
         if weights or rounds:
             self.budget = default_budget(weights.dtype) if weights else BUDGET_OF_CACHE
         self.roles = Roles(caches=self._ends.caches)
+
+    def prove(self) -> None:
+        """Refuse a model whose graph would compute something else, and note what is not tried."""
+        decoder: Any = self.module
+        decoder.prove(self.inputs)
+        model = decoder.model
+        # Of other types `in_float32` is decoded.
+        if not (self._has_all_layers and type_of(model) == "float32") or self._ends.crosses:
+            return
+        caches = {n: x for n, x in self.inputs.items() if n.startswith("past_") and x.ndim == 4}
+        crossed, told = _decoded_sizes(model, self.limits)
+        self.notes = *self.notes, *told
+        decoder.prove_decode(caches, crossed, self.limits.vocabulary)
 
     def input_descriptions(self) -> dict[str, Input]:
         """Return the description of every input, by name."""
