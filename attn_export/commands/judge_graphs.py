@@ -99,9 +99,19 @@ def judge_goldens(
     runs, verdicts, quality = judge_pool(pool, goldens, axes)
     notes = (
         tried_note([golden.case for golden in goldens], batch), *buffers_note(pool.files),
-        *undetermined_note(goldens), *cpu_notes(verdicts, goldens),
+        *undetermined_note(goldens), *cpu_notes(verdicts, goldens), *_slices_notes(runs),
     )  # fmt: skip
     return Judged(goldens, runs, verdicts, quality, notes)
+
+
+def _slices_notes(runs: Sequence[RuntimeRun]) -> list[str]:
+    """Return a note on each graph that a runtime ran in slices."""
+    return [
+        f"{ran.runtime} ran {ran.graph} in {ran.facts['slices']} slices, with the weights of one "
+        "in memory: what it fuses across them was not seen; --whole runs it whole"
+        for ran in runs
+        if "slices" in ran.facts
+    ]
 
 
 def axes_of(reference: Reference, names: TensorNames) -> dict[str, Shape]:

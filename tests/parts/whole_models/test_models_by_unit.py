@@ -1,0 +1,164 @@
+"""Models of which one layer is in memory at a time, and their graphs in slices."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from attn_export.errors import WeightsError
+from attn_export.parts.whole_models import loaded_model, unit_weights
+from attn_export.parts.whole_models.compare_models import compare_models
+from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
+from attn_export.parts.whole_models.unit_weights import (
+    copy_by_unit,
+    in_step,
+    is_by_unit,
+    stored_weights,
+)
+from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.run_options import RunOptions
+
+EXPORTS = Path(__file__).parent / "exports"
+TYPES = ("gemma2", "gpt2", "gpt_oss", "llama", "mixtral", "t5")
+IDS = torch.tensor([[5, 9, 3, 1, 7], [8, 8, 2, 6, 4]])
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    """Let tiny models count as large."""
+    monkeypatch.setattr(unit_weights, "_SMALL", 16)
+    monkeypatch.setattr(loaded_model, "LARGE", 0)
+
+
+def _logits(model):
+    with torch.no_grad():
+        more = {"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {}
+        return model(input_ids=IDS, **more).logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", TYPES)
+def test_it_is_the_model_that_transformers_loads_in_the_type(kind, dtype):
+    folder = EXPORTS / kind / "checkpoint"
+    model, checkpoint = read_checkpoint(folder).load_by_unit(dtype), read_checkpoint(folder)
+    checkpoint.config.dtype = dtype
+    whole = checkpoint.load()
+    assert is_by_unit(model)
+    assert not is_by_unit(whole)
+    buffers = dict(model.named_buffers())
+    for name, buffer in whole.named_buffers():
+        assert buffers[name].dtype == buffer.dtype, name
+        assert torch.equal(buffers[name], buffer), name
+    types = {name: weight.dtype for name, weight in model.named_parameters()}
+    assert types == {name: weight.dtype for name, weight in whole.named_parameters()}
+    assert torch.equal(_logits(model), _logits(whole))
+    # After a run, no weight is left.
+    assert all(x.isnan().all() for x in model.parameters() if x.numel() > 16)
+
+
+def test_runs_in_step_read_each_unit_once_and_give_what_single_runs_give(monkeypatch):
+    model = read_checkpoint(EXPORTS / "llama" / "checkpoint").load_by_unit()
+    double = copy_by_unit(model, lambda *_: torch.float64)
+    single = [_logits(model), _logits(double)]
+    read, load = list[int](), unit_weights._load
+
+    def counted(unit):
+        read.append(unit.stored_weights.number)
+        load(unit)
+
+    monkeypatch.setattr(unit_weights, "_load", counted)
+    found = in_step([lambda: _logits(double), lambda: _logits(model), lambda: _logits(double)])
+    assert [torch.equal(x, y) for x, y in zip(found, [*single[::-1], single[1]], strict=True)]
+    assert sorted(read) == sorted([*range(max(read) + 1)] * 2)  # in each of the two types
+    assert read == sorted(read)
+
+
+def test_an_error_in_one_run_in_step_ends_all_and_drops_the_weights():
+    model = read_checkpoint(EXPORTS / "llama" / "checkpoint").load_by_unit()
+    ended = []
+
+    def fails():
+        model(input_ids=IDS, attention_mask=torch.ones(3, 3, 3))
+
+    def runs():
+        _logits(model)
+        ended.append(True)
+
+    with pytest.raises(Exception, match="size|shape|dimension"):
+        in_step([runs, fails, runs])
+    assert not ended
+    assert all(weight.isnan().all() for weight in model.parameters() if weight.numel() > 16)
+    _logits(model)
+
+
+def test_stored_weights_are_those_of_the_checkpoint():
+    folder = EXPORTS / "llama" / "checkpoint"
+    whole = dict(read_checkpoint(folder).load().named_parameters())
+    found = dict(stored_weights(read_checkpoint(folder).load_by_unit()))
+    assert all(torch.equal(weight, found[name]) for name, weight in whole.items())
+
+
+def _judged(name: str, *, slices: bool):
+    folder = EXPORTS / name
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+    limits = dataclasses.replace(Limits.default(), slice_mib=size / 40 if slices else None)
+    run = RunOptions.of(runtimes=["ort-cpu"], limits=limits)
+    return compare_models(folder.parent / "checkpoint", folder, run)
+
+
+@pytest.mark.parametrize(("name", "slices"), [("gpt2/mobius", False), ("llama/genai", True)])
+def test_right_exports_pass_with_one_layer_in_memory(name, slices):
+    report = _judged(name, slices=slices)
+    assert report.passed, report.explanations
+    counts = [ran.facts.get("slices") for ran in report.runs]
+    assert all((count or 0) > 1 for count in counts) == slices
+    assert any("in slices" in note for note in report.notes) == slices
+
+
+def _damaged(name: str, part: str, folder: Path) -> Path:
+    """Return a copy of an export in which the weight whose name has `part` has other values."""
+    target = shutil.copytree(EXPORTS / name, folder / "graphs")
+    (path,) = target.glob("*.onnx")
+    model = onnx.load(path)
+    weight = next(x for x in model.graph.initializer if part in x.name and len(x.dims) == 2)
+    array = numpy_helper.to_array(weight) * np.float32(1.01)
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    onnx.save(model, path)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "layer"),
+    [
+        ("llama/genai", "layers.0.mlp.up_proj", "layer 0"),
+        ("llama/genai", "layers.1.attn.qkv_proj", "layer 1"),
+        ("qwen3/mobius", "layers.1.mlp.down_proj", "layer 1"),
+        ("llama/mobius", "lm_head", "what follows the layers"),
+    ],
+)
+def test_the_wrong_layer_of_a_large_model_is_named_alone(name, part, layer, tmp_path):
+    graphs = _damaged(name, part, tmp_path)
+    report = compare_models(EXPORTS / name / "../checkpoint", graphs, RunOptions.of())
+    assert not report.passed
+    assert f"on the truth's input, wrong: {layer} (off by" in report.explanations[0]
+    assert report.explanations[0].count("off by") == 1
+
+
+def test_a_runtime_that_is_wrong_is_told_from_a_graph_that_is():
+    report = _judged("llama/transformers-fused", slices=False)
+    assert "all its layers are right" in report.explanations[0]
+
+
+def test_a_truncated_shard_is_one_line(tmp_path):
+    folder = shutil.copytree(EXPORTS / "llama" / "checkpoint", tmp_path / "checkpoint")
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="truncated"):
+        read_checkpoint(folder).load_by_unit()
