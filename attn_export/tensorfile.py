@@ -75,7 +75,7 @@ def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> 
         write_tensor(folder / f"{stem}_{number}.pb", name, array)
 
 
-_MAPPED_FROM = 2**20
+_MAPPED_FROM = 2**16
 """The size in bytes from which on `mapped` reads an array from its file."""
 
 
