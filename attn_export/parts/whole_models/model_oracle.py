@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from attn_export.errors import counted
@@ -18,7 +19,7 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
-from attn_export.parts.whole_models.unit_weights import LARGE
+from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
 from attn_export.truth.float64_mode import widened_arrays
@@ -52,6 +53,12 @@ class ModelOracle(Oracle):
         self.tokens = self.ties = self.tied = 0
         self._is_large, self._errors = is_large_model(subject.module), list[dict[str, float]]()
         self._last: tuple[Arrays, dict[str, np.ndarray]] | None = None
+
+    def widened(self, module: nn.Module) -> nn.Module:
+        """Return a copy in float64, by units if the module is."""
+        if is_by_unit(module):
+            return copy_by_unit(module, lambda *_: torch.float64)
+        return super().widened(module)
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, and count the tokens that it decides."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from attn_export.errors import GraphError
 from attn_export.export.subject import Subject
@@ -18,7 +16,7 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import Shape
 from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors, says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
-from attn_export.parts.whole_models.unit_weights import copy_by_unit, in_step, is_by_unit
+from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit
 from attn_export.results import BASE, Arrays, Case, Golden, TensorNames
 from attn_export.truth.allowed import run_count
 from attn_export.truth.decisions import Decisions
@@ -50,10 +48,6 @@ class _UnitOracle(ModelOracle):
         super().__init__(subject, least_eps)
         self._axes = axes
         self._made = dict[tuple[str, int], Any]()  # by what was run, and the id of inputs
-
-    def widened(self, module: nn.Module) -> nn.Module:
-        """Return a copy in float64, which holds the weights of one unit at a time, too."""
-        return copy_by_unit(module, lambda *_: torch.float64)
 
     def goldens(self, cases: Sequence[Case]) -> Iterator[Golden]:
         """Yield each case as `golden` returns it."""
@@ -133,14 +127,15 @@ class _UnitOracle(ModelOracle):
         states = hidden_states(
             self.precise, lambda: made.append(super(ModelOracle, self).truth(inputs))
         )
-        if not states:
-            return ""
+        unknown = "the model is too large for a search; its layers were not found in the graph"
+        rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
+        if not rows:
+            return unknown
         caches = self.subject.roles.caches
         outputs = {names.outputs[n]: x for n, x in made[0].items() if n not in caches}
         given = {names.inputs[n]: np.array(x) for n, x in inputs.items()}
         try:
-            rows = [n for n in range(len(states[0])) if n not in case.ignored_rows]
-            return says(layer_errors(graph, given, states, outputs, rows)) if rows else ""
+            return says(layer_errors(graph, given, states, outputs, rows)) or unknown
         except GraphError as error:
             return f"its layers are not compared: {error}"
 
