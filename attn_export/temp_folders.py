@@ -29,6 +29,9 @@ MEMORY = Path("/dev/shm")
 MIN_FREE_BYTES = 1 << 30
 """The number of bytes that must be free in `MEMORY`. Containers often have 64 MiB."""
 
+_PLACES = {MEMORY}
+"""The places in memory that are used; see `use_disk`."""
+
 HELD = {LOCK := "lock", NEW := "new", OLD := "old"}
 """What a holder holds: its lock, the temporary folder, and folders while others replace them."""
 
@@ -124,7 +127,14 @@ def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
             lock.release()
 
 
+def use_disk() -> None:
+    """Put the next temporary folders of this process on the disk, since memory is needed."""
+    _PLACES.discard(MEMORY)
+
+
 def _fastest_parent() -> Path:
+    if MEMORY not in _PLACES:
+        return Path(tempfile.gettempdir())
     if "TMPDIR" in os.environ or not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
         return Path(tempfile.gettempdir())
     enough = shutil.disk_usage(MEMORY).free >= MIN_FREE_BYTES

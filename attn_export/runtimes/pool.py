@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +23,6 @@ class Pool:
     Attributes:
         run: How the graphs are run and judged.
         workers: The processes, by the names of runtime and graph.
-        out: The folder for outputs, which is removed in the end.
     """
 
     def __init__(self, run: RunOptions, graphs: Iterable[GraphFile]) -> None:
@@ -34,11 +34,15 @@ class Pool:
         self._graph_files: dict[str, GraphFile] = {}
         self._cases: dict[str, list[StoredCase]] = {}
         self._stack = ExitStack()
-        self.out = self._stack.enter_context(scratch())
         self.add(graphs)
 
     def __enter__(self) -> Self:
         return self
+
+    @functools.cached_property
+    def out(self) -> Path:
+        """The folder for outputs, which is removed in the end; it is made when it is needed."""
+        return self._stack.enter_context(scratch())
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -217,10 +217,11 @@ class Runtime(Protocol):
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine: ...
 
-    def load_in_slices(self, _: Path, __: int, ___: int) -> Engine | None:
+    def load_in_slices(self, _: Path, __: int, ___: int, ____: Path) -> Engine | None:
         """Load a graph whose weights are too large for this process; None if it cannot do that.
 
-        It is given the file, the number of threads, and the bytes of weights in memory at once.
+        It is given the file, the number of threads, the bytes of weights in memory at once, and an
+        empty folder for its files.
         """
         return None
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from attn_export.results import Arrays
 
 
+_SMALL = 2**16
+"""The size in bytes of outputs that stay in memory until all slices have run."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Slice:
     """Successive nodes of a graph.
@@ -43,13 +47,17 @@ class SlicedEngine(Engine):
 
     `graph`: Its file.
     `most`: The bytes of weights of a slice.
+    `folder`: An empty folder, for outputs of slices.
     `load`: Returns an engine for the bytes of a model whose external data lie beside the graph.
     """
 
-    def __init__(self, graph: Path, most: int, load: Callable[[bytes], Engine]) -> None:
+    def __init__(
+        self, graph: Path, most: int, folder: Path, load: Callable[[bytes], Engine]
+    ) -> None:
         self._load_model, self._facts_seen = load, Facts()
         self._model = onnx.load(graph, load_external_data=False)
         self._slices = list(_cut(self._model, most))
+        self._folder, self._files = folder, itertools.count()
         self._made = dict[bytes, dict[str, np.ndarray] | Exception]()
 
     def expect(
@@ -98,6 +106,15 @@ class SlicedEngine(Engine):
         if isinstance(found, Exception):
             raise RuntimeError(one_line(found))
         return {output.name: found[output.name] for output in self._model.graph.output}
+
+    def _on_disk(self, array: np.ndarray) -> np.ndarray:
+        """Return an array that is read at the end, from a file if it is large."""
+        if array.nbytes < _SMALL or array.dtype.hasobject or array.dtype.name == "bfloat16":
+            return array
+        file = self._folder / f"{next(self._files)}.npy"
+        np.save(file, array)
+        view: np.ndarray = np.load(file, mmap_mode="c")
+        return view
 
     def facts(self) -> Facts:
         """Return the number of slices, and what is known of the last session."""
@@ -224,6 +241,8 @@ def _bytes_of(tensor: onnx.TensorProto) -> int:
 
 def _described(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
     """Return the description of a value of the type and the rank of an array."""
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name} is no tensor, and lies between two slices; give --whole")
     dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, dtype, [None] * array.ndim)
 

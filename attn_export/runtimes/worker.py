@@ -88,8 +88,12 @@ def _loaded(target: Runtime, job: Job, threads: int) -> Engine:
     graph, most = Path(job["graph"]), job["slice_bytes"]
     if most is not None and not job["options"]:
         size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-        if size > SLICES * most and (engine := target.load_in_slices(graph, threads, most)):
-            return engine
+        if size > SLICES * most and job["cases"]:
+            folder = Path(job["cases"][0]["outputs"]).parent / "slices"
+            folder.mkdir(parents=True)
+            engine = target.load_in_slices(graph, threads, most, folder)
+            if engine is not None:
+                return engine
     return target.load(graph, threads, job["options"])
 
 

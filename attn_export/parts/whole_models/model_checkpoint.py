@@ -21,7 +21,7 @@ from attn_export.errors import WeightsError, one_line
 from attn_export.parts.whole_models.model_config import config_of
 from attn_export.parts.whole_models.unit_weights import copy_by_unit, hold_by_unit
 from attn_export.runtimes.protocol import Limits
-from attn_export.temp_folders import scratch
+from attn_export.temp_folders import scratch, use_disk
 from attn_export.weights.source import (
     CONFIG,
     Stored,
@@ -75,6 +75,7 @@ class _ModelCheckpoint:
 
         `dtype`: Default: that of the model.
         """
+        use_disk()
         model = self._loaded()
         hold_by_unit(model)
         if dtype is None or dtype == model.dtype:

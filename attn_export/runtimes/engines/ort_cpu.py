@@ -103,7 +103,7 @@ class OrtCpu(Runtime):
             left_out = ["ConstantFolding"]
         return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER], left_out)
 
-    def load_in_slices(self, graph: Path, threads: int, most: int) -> Engine | None:
+    def load_in_slices(self, graph: Path, threads: int, most: int, folder: Path) -> Engine | None:
         """Load a graph of which one slice is in memory at a time."""
         if self.device != "cpu":
             return None
@@ -114,7 +114,7 @@ class OrtCpu(Runtime):
             settings.add_session_config_entry(_FOLDER_OF_DATA, str(graph.parent.absolute()))
             return OrtEngine(model, settings, [CPU_PROVIDER])
 
-        return SlicedEngine(graph, most, load)
+        return SlicedEngine(graph, most, folder, load)
 
 
 RUNTIME = OrtCpu

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from attn_export import temp_folders
 from attn_export.errors import WeightsError
 from attn_export.parts.whole_models import loaded_model, unit_weights
 from attn_export.parts.whole_models.compare_models import compare_models
@@ -35,6 +36,7 @@ def small_limits(monkeypatch):
     """Let tiny models count as large."""
     monkeypatch.setattr(unit_weights, "_SMALL", 16)
     monkeypatch.setattr(loaded_model, "LARGE", 0)
+    monkeypatch.setattr(temp_folders, "_PLACES", set(temp_folders._PLACES))
 
 
 def _logits(model):
