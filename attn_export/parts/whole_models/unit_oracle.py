@@ -18,6 +18,7 @@ from attn_export.parts.whole_models.layer_errors import hidden_states, layer_err
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
 from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit
 from attn_export.results import BASE, Arrays, Case, Golden, TensorNames
+from attn_export.tensorfile import numpy_dtype
 from attn_export.truth.allowed import run_count
 from attn_export.truth.decisions import Decisions
 from attn_export.truth.float64_mode import widened_arrays
@@ -77,7 +78,8 @@ class _UnitOracle(ModelOracle):
     def _runs_of(self, case: Case, noisy: int) -> Iterator[Callable[[], None]]:
         """Yield functions that make the runs of a case: first that whose decisions others take."""
         key, runs = id(case.inputs), list[Arrays]()
-        decisions, steps = Decisions(to_torch(case.inputs).values()), RoundingRecorder()
+        tensors = to_torch(case.inputs)
+        decisions, steps = Decisions(tensors.values()), RoundingRecorder()
         self._made |= {
             ("decisions", key): decisions.made, ("steps", key): steps.steps, ("noisy", key): runs,
         }  # fmt: skip
@@ -85,7 +87,7 @@ class _UnitOracle(ModelOracle):
         def eager() -> None:
             modes = decisions, *((steps,) if self._computes_in_float16 else ())
             with math_backend(*modes):
-                outputs = self.subject.call(self.subject.module, to_torch(case.inputs))
+                outputs = self.subject.call(self.subject.module, tensors)
             self._made["eager", key] = to_numpy(outputs)
 
         def truth() -> None:
@@ -104,7 +106,7 @@ class _UnitOracle(ModelOracle):
         call: Any = self.subject.module
         return {
             name: np.broadcast_to(
-                np.zeros((), call.entry.outputs[name].dtype),
+                np.zeros((), numpy_dtype(call.entry.outputs[name].dtype)),
                 [case.sizes.get(x, 1) if isinstance(x, str) else x for x in shape],
             )
             for name, shape in self._axes.items()
