@@ -59,7 +59,8 @@ def golden_vectors(
     # Some file systems take longer to create files than the truth of a small case takes.
     with ThreadPoolExecutor(max_workers=1) as writer:
         written, unnamed = [], list[Golden]()
-        rest = oracle.goldens([case for case in usable if case.name not in computed])
+        left = [case for case in usable if case.name not in computed]
+        rest = oracle.goldens(left, progress.phase)
         for number, case in enumerate(usable):
             golden = computed.pop(case.name, None) or next(rest)
             named = names.golden(golden) if names else golden

@@ -257,8 +257,11 @@ class TruthSource(abc.ABC):
     def golden(self, case: Case) -> Golden:
         """Return a case with its truth, eager's outputs, and the error allowed for each."""
 
-    def goldens(self, cases: Sequence[Case]) -> Iterator[Golden]:
-        """Yield each case as `golden` returns it."""
+    def goldens(self, cases: Sequence[Case], _: Callable[[str], None]) -> Iterator[Golden]:
+        """Yield each case as `golden` returns it.
+
+        The function is told what is being computed, where a case takes long.
+        """
         return map(self.golden, cases)
 
     @abc.abstractmethod

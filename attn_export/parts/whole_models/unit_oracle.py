@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.errors import GraphError
+from attn_export.errors import GraphError, counted
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import Shape
@@ -42,6 +42,10 @@ def oracle_of_model(
     return ModelOracle(subject, least_eps, **of_float)
 
 
+def _say(phase: Callable[[str], None], about: str, number: int) -> None:
+    phase(f"{about} {number + 1} of the model")
+
+
 class _UnitOracle(ModelOracle):
     """The source of the truth of a model that holds the weights of one unit at a time."""
 
@@ -50,11 +54,13 @@ class _UnitOracle(ModelOracle):
         self._axes = axes
         self._made = dict[tuple[str, int], Any]()  # by what was run, and the id of inputs
 
-    def goldens(self, cases: Sequence[Case]) -> Iterator[Golden]:
-        """Yield each case as `golden` returns it."""
+    def goldens(self, cases: Sequence[Case], phase: Callable[[str], None]) -> Iterator[Golden]:
+        """Yield each case as `golden` returns it; `phase` is told which part of the model runs."""
         for group in self._groups(cases):
             # The inputs are alive as long as the cases, so that no others have their ids.
-            in_step([run for case, noisy in group for run in self._runs_of(case, noisy)])
+            runs = [run for case, noisy in group for run in self._runs_of(case, noisy)]
+            about = f"float64 truth of {counted(len(group), 'case')}, part"
+            in_step(runs, functools.partial(_say, phase, about))
             for case, _ in group:
                 yield self.golden(case)
                 if case.name != BASE:  # on which there are notes

@@ -254,8 +254,12 @@ _RUN: contextvars.ContextVar[_Run | None] = contextvars.ContextVar("run", defaul
 """The run in step of this thread, if it is one."""
 
 
-def in_step(functions: Sequence[Callable[[], _T]]) -> list[_T]:
+def in_step(
+    functions: Sequence[Callable[[], _T]], started: Callable[[int], None] = lambda _: None
+) -> list[_T]:
     """Run functions that run models by units, and return their results.
+
+    `started`: Is told the number of each unit whose weights are read.
 
     One works at a time, in their order, until it needs a unit whose weights are not there. When all
     have come so far, the weights of the first of these units are read.
@@ -272,6 +276,7 @@ def in_step(functions: Sequence[Callable[[], _T]]) -> list[_T]:
                     if loaded is not None:
                         _drop(loaded)
                     loaded = min((run.unit for run in waiting), key=_place)
+                    started(_place(loaded)[0])
                     _load(loaded)
                 for run in waiting:
                     if run.unit is loaded:
