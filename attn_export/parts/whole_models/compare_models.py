@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -144,17 +143,16 @@ def _judge_entry(
         report = _compare(judge, read, entry.path, run, place and place.with_name(name))
         # Where both are there, they have the same notes.
         notes_on = report.notes if strict is None else ()
-        if not report.passed and (text := _where_it_leaves(read(), entry.path, run)):
+        if not report.passed and (text := _where_it_leaves(read(), entry.path)):
             why = f"{entry.path.name}, distance from the float model: {text}"
             report = dataclasses.replace(report, explanations=(*report.explanations, why))
         reports[name] = dataclasses.replace(report, notes=notes_on)
     return reports, phases
 
 
-def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
+def _where_it_leaves(reference: Reference, path: Path) -> str:
     """Return why a graph leaves the float model in the base case, or where; "" if not known."""
     from attn_export.explain.distant_values import where_it_leaves
-    from attn_export.explain.explanation import SECONDS, SearchWork
     from attn_export.explain.integer_faults import integer_fault
     from attn_export.float64.evaluate import Evaluation
 
@@ -165,10 +163,8 @@ def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
         values = graph.values(inputs)
     except GraphError:
         return ""
-    oracle, work = reference.oracle(0.0), SearchWork(math.inf if run.search_more else SECONDS)
-    steps, truth = oracle.steps(inputs), oracle.truth(inputs)
-    fault = integer_fault(graph, values, truth, steps, work.is_over)
-    return fault or where_it_leaves(graph, values, steps)
+    steps = reference.oracle(0.0).steps(inputs)
+    return integer_fault(graph, values, steps) or where_it_leaves(graph, values, steps)
 
 
 _VARIANTS = {
