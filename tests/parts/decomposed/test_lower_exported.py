@@ -201,3 +201,20 @@ def test_what_is_read_as_a_guard_against_nan_is_compared(
             lower_here(source, target, "standard")
     else:
         assert lower_here(source, target, "standard")["operators"][target]["Attention"] == 1
+
+
+FIXED = """<ir_version: 9, opset_import: ["": 18]>
+g (float[n] x, float[m] z, float[n + m] w) => (float[L] y) <int64[1] three = {3}> {
+    only = Reshape(x, three)
+    both = Concat<axis = 0>(only, z)
+    sum = Add(both, w)
+    y = Softmax<axis = -1>(sum)
+}"""
+
+
+def test_an_axis_that_is_fixed_may_be_part_of_a_sum(tmp_path: Path):
+    model = onnx.parser.parse_model(FIXED.replace("n + m", "total"))
+    model.graph.input[2].type.tensor_type.shape.dim[0].dim_param = "n + m"
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(GraphError, match="no Attention node"):
+        lower_here(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "ort")
