@@ -46,6 +46,9 @@ class Signature:
         return cls(state, ", ".join(dict.fromkeys(each.signer for each in known)))
 
 
+BundleCheck = Callable[[], Signature | None]
+"""A function that returns the signature of a bundle."""
+
 Arrays = Mapping[str, "np.ndarray"]
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]

@@ -138,7 +138,7 @@ def need_dry_run(need: Callable[[str], None]) -> None:
 def kit_says(tmp_path: Path) -> Callable[..., str]:
     """Return what runs a program of a bundle's Python kit; skip the test without the part."""
     from attn_export.commands.main import run
-    from attn_export.parts import parts
+    from attn_export.optional_parts import parts
 
     if not any("kit" in part.commands for part in parts()):
         pytest.skip("the part that writes kits is not there")

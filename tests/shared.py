@@ -17,7 +17,7 @@ import pytest
 from attn_export import Report, build, verify
 from attn_export.errors import UsageError
 from attn_export.graph.load import load_model
-from attn_export.parts import module_of, parts
+from attn_export.optional_parts import module_of, parts
 from attn_export.runtimes.catalogue import required, runtime
 from attn_export.spec import AttentionSpec
 

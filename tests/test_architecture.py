@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from package_files import FILES, loaded_by, tree
 
+from attn_export.optional_parts import parts
 from attn_export.runtimes.catalogue import packages, runtime
 
 pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
@@ -139,8 +140,8 @@ def own_imports(file: str) -> set[str]:
 
 
 def folder_of(file: str) -> str:
-    """Return the folder of a file; each part is one, and what finds them is beside the folders."""
-    names = [] if file == "parts/__init__" else file.split("/")[:-1]
+    """Return the folder of a file; each part is one."""
+    names = file.split("/")[:-1]
     return "/".join(names[:2] if names[:1] == ["parts"] else names[:1])
 
 
@@ -159,6 +160,22 @@ def test_a_file_imports_from_its_folder_and_from_stages_before():
         there = STAGES.index(folder_of(other).split("/")[0])
         beside = folder_of(other) in (folder_of(file), "parts", *IF_THERE.get(folder_of(file), ()))
         assert there < here or (there == here and beside), f"{file} imports {other}"
+
+
+AS_COMMANDS = {"parts/sweeps/tasks"}
+"""Files of parts that call commands, beside those that are one: the tasks of sweeps build and
+verify."""
+
+
+def test_a_part_imports_commands_in_the_files_of_its_own_commands_alone():
+    """What a part judges, it judges by what a command hands in."""
+    commands = {
+        module.partition(".")[2].replace(".", "/")
+        for part in parts()
+        for module in part.commands.values()
+    }
+    users = {f for f in FILES for o in own_imports(f) if f[:6] == "parts/" and o[:9] == "commands/"}
+    assert users - commands == AS_COMMANDS
 
 
 def test_every_stage_has_files_and_no_file_imports_an_entrance():
@@ -202,6 +219,7 @@ AS_OTHERS = {
     "float64/fused_layers: embed_layer_norm",
     "float64/fused_layers: mixture_of_experts",
     "parts/linear_attention/linear_operator: _linear_attention",
+    "parts/whole_models/compare_models: compare_models",
     "parts/whole_models/build/model: subject_of_model",
     "parts/whole_models/build/attention: _attend",
     "truth/allowed: build_golden",

@@ -18,7 +18,7 @@ from package_files import FILES
 
 from attn_export.errors import GraphError
 from attn_export.export.operators import Operators
-from attn_export.parts import Part, module_of, parts
+from attn_export.optional_parts import HOOKS, Part, module_of, parts
 from attn_export.runtimes.catalogue import NAMES, packages
 
 PARTS = sorted(file.parent.name for file in (ROOT / "attn_export" / "parts").glob("*/__init__.py"))
@@ -56,8 +56,8 @@ def test_every_part_says_what_it_adds():
 
 def test_a_copy_without_parts_is_what_is_imported(bare: tuple[Path, dict[str, str]]):
     folder, env = bare
-    code = "import attn_export.parts as p; print(p.__file__, p.parts())"
-    expected = f"{folder / 'attn_export' / 'parts' / '__init__.py'} ()"
+    code = "import attn_export.optional_parts as p; print(p.__file__, p.parts())"
+    expected = f"{folder / 'attn_export' / 'optional_parts.py'} ()"
     assert run(env, "-c", code, cwd=folder).strip() == expected
 
 
@@ -146,10 +146,6 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
         assert callable(import_module(module).runtimes_of)
     for module in part.installs.values():
         assert callable(import_module(module).install)
-    for module in part.faults:
-        assert import_module(module).KNOWN
-    if part.recognises:
-        assert callable(import_module(part.recognises).recognise)
     for module in part.dialects.values():
         assert callable(import_module(module).rewrite)
     installs = {name: module for each in parts() for name, module in each.installs.items()}
@@ -157,17 +153,20 @@ def test_every_module_that_a_part_names_has_what_the_core_reads(part: Part):
 
 
 @pytest.mark.parametrize("part", parts(), ids=PARTS)
-def test_every_module_on_layers_and_operators_has_what_the_core_reads(part: Part):
-    for module in part.kinds.values():
-        assert callable(import_module(module).make_layer)
-    if part.translates:
-        Operators(import_module(part.translates).TRANSLATIONS)  # it checks names and functions
-    if part.captures:
-        assert callable(import_module(part.captures).capturing)
-    if part.operators:
-        assert import_module(part.operators).OPERATORS
-    for module in part.lowers.values():
-        assert callable(import_module(module).lower)
+def test_every_hook_of_a_part_is_known_and_there(part: Part):
+    assert part.hooks.keys() <= HOOKS.keys()
+    for name, module in part.hooks.items():
+        found = getattr(import_module(module), name)
+        assert callable(found) or found
+        if name == "TRANSLATIONS":
+            Operators(found)  # it checks names and functions
+
+
+def test_every_hook_is_read_where_it_acts_and_has_a_part():
+    core = "\n".join(path.read_text() for file, path in FILES.items() if file[:6] != "parts/")
+    for name in HOOKS:
+        assert re.search(rf'hooks?\("{name}"', core), name
+        assert any(name in part.hooks for part in parts()), name
 
 
 def test_the_core_names_no_part():

@@ -6,7 +6,6 @@ key/value heads: H, 1, or one that the caller gives.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.module import Attention
 from attn_export.errors import ExportError
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SOFTMAX
 
@@ -69,14 +68,13 @@ def _make_layer(spec: AttentionSpec) -> Attention:
     """Return the layer of a spec, of a part if it is not softmax attention."""
     if spec.kind == SOFTMAX:
         return Attention(spec)
-    name = next((part.kinds[spec.kind] for part in parts() if spec.kind in part.kinds), None)
-    if name is None:
+    layers: dict[str, type[Attention]] = {k: v for of in hooks("LAYERS") for k, v in of.items()}
+    if spec.kind not in layers:
         raise ExportError(
             f"kind = {spec.kind!r} needs the part {spec.kind}_attention, which is missing; install "
             "attn-export whole"
         )
-    layer: Attention = import_module(name).make_layer(spec)
-    return layer
+    return layers[spec.kind](spec)
 
 
 def _make_norms_matter(module: nn.Module) -> None:

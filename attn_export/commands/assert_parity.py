@@ -12,8 +12,7 @@ from typing import Any, Unpack
 
 from attn_export.bundle.manifest import failed_folder
 from attn_export.commands.build import build
-from attn_export.commands.compare import compare
-from attn_export.commands.compare_whole import compare_models, is_whole_model
+from attn_export.commands.compare import compare, compare_models
 from attn_export.commands.explain_failures import explain_failures
 from attn_export.commands.verify import verify
 from attn_export.errors import AttnExportError, UsageError
@@ -96,7 +95,7 @@ def parity_report(
     run = RunOptions.of(**keywords)
     explained = functools.partial(explain_failures, run=run, reproduction=reproduction)
     own = () if inputs is None else (inputs,)
-    if graph is not None and is_whole_model(of):
+    if graph is not None and _is_whole_model(of):
         _refuse(axes=axes)
         return compare_models(of, graph, run, names=names, inputs=own)
     if names is not None and graph is None:
@@ -115,6 +114,13 @@ def parity_report(
         bundle = folder / "bundle"
         report = build(subject, bundle, run, name=name, dialects=dialects)
         return explained(report, failed_folder(bundle))
+
+
+def _is_whole_model(of: Any) -> bool:
+    """Return whether a value is a model of transformers, or the folder of a checkpoint."""
+    if isinstance(of, str | Path):
+        return (Path(of) / "config.json").is_file()
+    return any(base.__name__ == "PreTrainedModel" for base in type(of).__mro__)
 
 
 def failure(report: Report) -> str:

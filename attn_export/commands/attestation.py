@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 
 from attn_export.errors import UsageError
-from attn_export.parts import parts
-from attn_export.results import Signature
-
-BundleCheck = Callable[[], Signature | None]
-"""A function that returns the signature of a bundle."""
+from attn_export.optional_parts import hooks
+from attn_export.results import BundleCheck
 
 
 @contextlib.contextmanager
@@ -23,8 +19,8 @@ def attested(
 
     `signer` and `issuer` are those of --trust and --oidc-issuer.
     """
-    for name in (part.verifies for part in parts() if part.verifies):
-        with import_module(name).attested(bundle, signer, issuer) as found:
+    for of_part in hooks("attested"):
+        with of_part(bundle, signer, issuer) as found:
             yield found
         return
     if signer is not None or issuer is not None:

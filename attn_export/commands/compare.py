@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from attn_export.bundle.manifest import dimensions, failed_folder, staging
-from attn_export.commands.compare_whole import compare_models, compare_quantised
 from attn_export.commands.compared_graph import (
     match_names,
     read_compared,
     reduce_bundle,
     write_bundle,
 )
-from attn_export.commands.explain_failures import LONG, SECONDS, explain_failures
+from attn_export.commands.explain_failures import explain_failures
 from attn_export.commands.fixed_graphs import fixed_graphs
 from attn_export.commands.judge_graphs import axes_of, caches_of, judge_graphs
 from attn_export.commands.options import (
@@ -36,8 +35,10 @@ from attn_export.commands.options import (
 )
 from attn_export.commands.output import Output, output_options
 from attn_export.errors import AttnExportError, ExportError, GraphError, UsageError, printable
+from attn_export.explain.explanation import LONG, SECONDS
 from attn_export.graph import Graph
 from attn_export.graph.load import load_proto
+from attn_export.optional_parts import model_hook
 from attn_export.results import Report, TensorNames
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunOptions
@@ -153,6 +154,21 @@ def compare_command(
             report = compare(reference, judged, run, output=output, **options)
         bundle = output if output is None or report.passed else failed_folder(output)
         return destinations.render(report, bundle)
+
+
+def compare_models(
+    model: Any, graphs: Path | str, run: RunOptions | None = None, **options: Any
+) -> Report:
+    """Judge graphs of a whole model: see the part that does it."""
+    judged: Report = model_hook("compare_models")(compare, model, graphs, run, **options)
+    return judged
+
+
+def compare_quantised(load: Any, graph: Path, run: RunOptions, **options: Any) -> Report:
+    """Judge a quantised graph of a module by budgets: see the part that does it."""
+    of_part = model_hook("compare_quantised", ("torch",))
+    judged: Report = of_part(compare, load, graph, run, **options)
+    return judged
 
 
 def compare(

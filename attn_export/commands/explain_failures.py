@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.errors import AttnExportError, counted
+from attn_export.explain.explanation import SECONDS
 from attn_export.interruption import ctrl_c_raises
 from attn_export.results import Report, Verdict
 from attn_export.runtimes.catalogue import runtime
@@ -16,12 +17,6 @@ from attn_export.runtimes.run_options import RunOptions
 
 if TYPE_CHECKING:
     from attn_export.explain.eager_values import ValueReference
-
-SECONDS = 20.0
-"""The work after which no further experiment is started, so that failed tests end soon."""
-
-LONG = 90.0
-"""That work where changes of a reference are searched, which is a whole model."""
 
 RUNTIMES = 2
 """The number of runtimes whose failures are explained: most often, others have the same cause."""

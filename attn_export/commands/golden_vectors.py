@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +16,7 @@ from attn_export.bundle.golden import Start, write_index, write_inputs, write_ou
 from attn_export.cases.influence import CLEARLY, check_influence, find_influence
 from attn_export.cases.mask_patterns import MASKS
 from attn_export.errors import ExportError, UsageError, counted, first_few
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks
 from attn_export.quality import Budget
 from attn_export.results import BASE, CHANGED, Case, Golden, TensorNames
 from attn_export.runtimes.run_options import Progress
@@ -102,14 +101,12 @@ def overflow_notes(graph: Path, planned: Sequence[Case], notes: Sequence[str]) -
 
     `planned`: The cases, some of which are left out.
     """
-    module = next((part.overflows for part in parts() if part.overflows), None)
-    if module is None or not graph.exists() or not any(LOUD in note for note in notes):
+    if not graph.exists() or not any(LOUD in note for note in notes):
         return ()
     from attn_export.bundle.quality_vectors import is_plain  # few builds need it
 
     sets = [case.inputs for case in planned if is_plain(case)][:_MOST_SETS]
-    found: tuple[str, ...] = import_module(module).overflow_notes(graph, sets)
-    return found
+    return tuple(note for of_part in hooks("overflow_notes") for note in of_part(graph, sets))
 
 
 def _usable_cases(

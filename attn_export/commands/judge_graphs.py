@@ -138,7 +138,7 @@ def _own_cases(
     """Return the cases of the user's own inputs, which the reference must be able to compute."""
     if not inputs:
         return []
-    from attn_export.commands.given_inputs import own_cases
+    from attn_export.export.given_inputs import own_cases
 
     cases = own_cases(inputs, reference.interface, names.inputs, reference.whose)
     for case in cases:

@@ -119,7 +119,7 @@ _REMOVED = {
 
 def _of_parts() -> dict[str, str]:
     """Return the module of each command of a part. Commands of the core load no part."""
-    from attn_export.parts import parts
+    from attn_export.optional_parts import parts
 
     return {name: module for part in parts() for name, module in part.commands.items()}
 

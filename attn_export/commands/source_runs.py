@@ -115,8 +115,7 @@ class SourceRuns:
             }
             self._sums = sums or {}
             free = [axis for axis in axes if axis not in fixed and axis not in self._sums]
-            trials = [{**fixed, **trial} for trial in self._trials(free)]
-            if trials:
+            if trials := [*self._trials(free, fixed)]:
                 return trials
         return []
 
@@ -129,8 +128,8 @@ class SourceRuns:
         for axis, number in itertools.product(axes, sorted(numbers)):
             yield {axis: number}
 
-    def _trials(self, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-        """Yield the sizes at which the graph runs."""
+    def _trials(self, axes: Sequence[str], fixed: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield the sizes at which the graph runs, those of fixed axes included."""
         shapes = [input_.shape for input_ in self.inputs.values()]
         sides = {axis for shape in shapes if len(shape) > 3 for axis in shape[2:]} & {*axes}
         for factor in FACTORS if sides else FACTORS[:1]:
@@ -142,7 +141,7 @@ class SourceRuns:
                     * (factor if axis in sides else 1)
                     for n, axis in enumerate(axes)
                 }
-                trial = add_sums(trial, self._sums)
+                trial = add_sums({**fixed, **trial}, self._sums)
                 if self._runs(trial):
                     found.append(trial)
             if len(found) > 1 or (found and not axes):

@@ -31,7 +31,7 @@ from attn_export.bundle.manifest import (
     spec_text,
 )
 from attn_export.bundle.quality_vectors import claim_notes, quantised_parts, read_quality
-from attn_export.commands.attestation import BundleCheck, attested
+from attn_export.commands.attestation import attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
@@ -39,7 +39,7 @@ from attn_export.errors import BundleError, UsageError
 from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
 from attn_export.quality import Budget
 from attn_export.report.progress import options_of_call
-from attn_export.results import Report, StoredCase
+from attn_export.results import BundleCheck, Report, StoredCase
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunKeywords, RunOptions
 from attn_export.schema import GraphFile, Manifest

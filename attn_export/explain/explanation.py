@@ -19,6 +19,13 @@ ENDED_EARLY = "the search for causes ended early"
 """The begin of the note on a search that has tried as much as it may."""
 
 
+SECONDS = 20.0
+"""The work after which no further experiment is started, so that failed tests end soon."""
+
+LONG = 90.0
+"""That work where changes of a reference are searched, which is a whole model."""
+
+
 class SearchWork:
     """The work of a search, which ends it: unlike the clock, equal on each machine at each load.
 

@@ -1,7 +1,7 @@
-"""Faults of a graph that quantises: integers read wrongly, and nodes that bring outputs nearer.
+"""Faults of a graph that quantises: integers that it reads wrongly.
 
 No value of such a graph is that of the model, and a budget alone judges it. So integer weights are
-compared with the parameters that they were rounded from, and nodes compute other functions.
+compared with the parameters that they were rounded from.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import numpy as np
 import onnx
 
 from attn_export.errors import printable
-from attn_export.explain.explanation import OutOfTime
-from attn_export.explain.node_repairs import nearest_repair
 from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.tensorfile import Array
@@ -32,13 +30,9 @@ _OFF, _SCALED = 0.5, 0.02
 """The least error of a zero point, and of a scale relative to it, that rounding does not make."""
 
 
-def integer_fault(
-    graph: Evaluation, values: Values, expected: Mapping[str, Array],
-    steps: Sequence[ReferenceStep], out_of_time: OutOfTime,
-) -> str:  # fmt: skip
+def integer_fault(graph: Evaluation, values: Values, steps: Sequence[ReferenceStep]) -> str:
     """Return a sentence on what brings a graph that quantises far from its model; "" if not known.
 
-    `expected`: The model's outputs.
     `steps`: What the model computed, after its inputs and parameters.
     """
     parameters = [
@@ -47,7 +41,7 @@ def integer_fault(
     for node in graph.nodes:
         for what in (*_of_rounded(graph, node), *_of_weight(graph, node, values, parameters)):
             return f"{node.op_type} {node.name or node.output[0]} {what}"
-    return nearest_repair(graph, values, expected, out_of_time)
+    return ""
 
 
 def _of_rounded(graph: Evaluation, node: onnx.NodeProto) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from typing import Final
 
 from attn_export.explain.comparison import Evidence
@@ -18,15 +17,13 @@ from attn_export.explain.faults.weights import IN_WEIGHTS, MANY_IN_WEIGHTS
 from attn_export.explain.row_conditions import where_made
 from attn_export.explain.search import SURE, Search, Tried, least
 from attn_export.float64.evaluate import Evaluation, Values
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks
 from attn_export.tensorfile import Array
-
-_OF_PARTS: Final = [import_module(name) for part in parts() for name in part.faults]
 
 KNOWN: Final[tuple[Fault, ...]] = (
     *IN_INPUTS,
     *IN_WEIGHTS,
-    *(row for table in _OF_PARTS for row in table.KNOWN),
+    *(row for table in hooks("KNOWN") for row in table),
     *IN_COMPUTED_MASKS,
     *IN_ROTARY,
     *IN_ATTENTION,

@@ -29,16 +29,12 @@ from attn_export.float64.evaluate import (
     names_read,
 )
 from attn_export.float64.fused_layers import erf, fast_gelu, gelu, quick_gelu
-from attn_export.measures import measure_strictly
 from attn_export.tensorfile import Array
 
 _Function = Callable[..., Array]
 
 _BEFORE, _BEHIND = 3, 7
 """The number of steps before, and of nodes behind, the first wrong value that are changed."""
-
-_NEARER = 0.8
-"""The largest share of their distance from the model that outputs keep by another function."""
 
 _MOST_AXES = 4
 _HIDING, _HUGE = 1e4, 1e30
@@ -199,47 +195,6 @@ def _outputs_with(
 
     with np.errstate(all="ignore"):
         return evaluation.outputs_of(evaluation.walk(dict(values), compute))
-
-
-def nearest_repair(
-    graph: Evaluation, values: Values, expected: Mapping[str, Array], out_of_time: OutOfTime
-) -> str:
-    """Return the other activation that brings outputs nearest to those expected; "" if none does.
-
-    It serves graphs that quantise, whose outputs are never equal to those expected.
-    """
-
-    def away(outputs: Mapping[str, Array]) -> float:
-        pairs = [
-            (outputs[n], x) for n, x in expected.items() if x.dtype.kind == "f" and n in outputs
-        ]
-        return max((measure_strictly(got, x).whole for got, x in pairs), default=0.0)
-
-    nodes = [node for node in graph.nodes if node.op_type in _ACTIVATIONS]
-    groups = {
-        tuple(map(id, group)): group for node in nodes for group in (_alike(graph, node), [node])
-    }
-    weights = sum(x.size for x in graph.initializers.values())
-    rows = max((x.size // x.shape[-1] for x in expected.values() if x.size and x.ndim), default=1)
-    cost = len(graph.nodes) * 1e-4 + rows * weights * 2e-9
-    before, best, said = away(graph.outputs_of(values)), _NEARER, ""
-    for group in groups.values():
-        for repair in _repairs(group[0], values):
-            if out_of_time(cost):
-                break
-            try:
-                after = away(_outputs_with(graph, repair, group, values)) / before
-            except (NotComputedError, ValueError, TypeError, IndexError):
-                continue  # impossible with these shapes
-            if after < best:
-                count = len(group) - 1
-                others = f", and {counted(count, 'node')} like it," if count else ""
-                name, best = group[0].name or group[0].output[0], after
-                said = (
-                    f"{group[0].op_type} {name}{others} {repair.text}: with this alone the outputs "
-                    f"are {before * after:.1e} away, and not {before:.1e}"
-                )
-    return said
 
 
 def _repairs(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:

@@ -10,7 +10,6 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
-from importlib import import_module
 from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
@@ -47,7 +46,7 @@ from attn_export.graph import Graph, IrGraph
 from attn_export.graph.axis_names import BOUNDS, name_axes, name_output_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks
 
 # -- subjects in narrow types -------------------------------------------------------------------
 
@@ -195,8 +194,8 @@ def _as_parts_capture(subject: Subject) -> Iterator[None]:
             stack.enter_context(without_caches(subject.module))
             stack.enter_context(flex_in_capture())
             stack.enter_context(loops_in_capture())
-            for captures in filter(None, (part.captures for part in parts())):
-                stack.enter_context(import_module(captures).capturing(subject.module))
+            for capturing in hooks("capturing"):
+                stack.enter_context(capturing(subject.module))
         yield
 
 

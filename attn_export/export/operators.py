@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from importlib import import_module
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.export.trees import is_close
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks
 
 Translations = Mapping[str, Callable[..., Any]]
 """Functions by the names of operators, ``"namespace::name"``, or of Python functions."""
@@ -112,8 +111,10 @@ class Operators:
     @functools.cached_property
     def _known(self) -> dict[str, Callable[..., Any]]:
         """Return the translations of the parts and of the user."""
-        tables = (import_module(p.translates).TRANSLATIONS for p in parts() if p.translates)
-        return {**{n: function for table in tables for n, function in table.items()}, **self.given}
+        return {
+            **{n: function for table in hooks("TRANSLATIONS") for n, function in table.items()},
+            **self.given,
+        }
 
     @functools.cached_property
     def _functions(self) -> dict[FunctionType, tuple[str, Callable[..., Any]]]:

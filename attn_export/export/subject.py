@@ -41,7 +41,7 @@ from attn_export.export.trees import (
 )
 from attn_export.graph.check_structure import Expected
 from attn_export.interface import Input, Roles, Shape, Traits
-from attn_export.parts import ModelKeywords, models_module
+from attn_export.optional_parts import ModelKeywords, model_hook
 from attn_export.schema import CACHES
 from attn_export.spec import AttentionSpec
 
@@ -204,7 +204,7 @@ class Subject:
             WeightsError: If the checkpoint is broken, or asks for code.
             ExportError: If it has attention of its own, or inputs of unknown sizes.
         """
-        subject: Subject = models_module("builds").subject_of_model(model, **options)
+        subject: Subject = model_hook("subject_of_model")(model, **options)
         return subject
 
     @staticmethod

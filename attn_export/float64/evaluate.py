@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +23,7 @@ from attn_export.float64.attention_steps import StepChange, attention
 from attn_export.float64.bounded import BoundedEvaluator, CountedSteps, UnboundedError
 from attn_export.float64.contrib_operators import CONTRIB_OPERATORS, DequantizeLinear
 from attn_export.graph.load import inlined, load_model
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks
 from attn_export.tensorfile import Array, to_float64
 
 Values = Mapping[str, Array | None]
@@ -110,10 +109,9 @@ class Loop(ReferenceLoop):
         return run(M, np.array(True) if cond is None else cond, *args, **attributes)
 
 
-_OF_PARTS = [import_module(part.operators).OPERATORS for part in parts() if part.operators]
-
 OPERATORS: list[type[OpRun]] = [
-    Attention, Cast, GatherElements, Loop, *CONTRIB_OPERATORS, *itertools.chain(*_OF_PARTS),
+    Attention, Cast, GatherElements, Loop, *CONTRIB_OPERATORS,
+    *itertools.chain(*hooks("OPERATORS")),
 ]  # fmt: skip
 """Operators that replace, or add to, those of the reference evaluator."""
 

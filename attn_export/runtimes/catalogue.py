@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
-from attn_export.parts import module_of, parts
+from attn_export.optional_parts import module_of, parts
 from attn_export.runtimes.engines import ENGINES
 
 if TYPE_CHECKING:

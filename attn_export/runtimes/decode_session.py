@@ -18,7 +18,7 @@ import numpy as np
 
 from attn_export.bundle.manifest import bundle_spec, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError, one_line, printable
-from attn_export.parts import models_module
+from attn_export.optional_parts import model_hook
 from attn_export.runtimes.decode_buffers import (
     PREFERRED,
     check_device,
@@ -271,9 +271,7 @@ class DecodeSession:
         Raises:
             UsageError: As for `prefill`; or if an option is out of range.
         """
-        tokens: Iterator[np.ndarray] = models_module("generates", ()).generate(
-            self, ids, count, **options
-        )
+        tokens: Iterator[np.ndarray] = model_hook("generate", ())(self, ids, count, **options)
         return tokens
 
     def _chosen(self, rows: Sequence[int]) -> DecodeState:

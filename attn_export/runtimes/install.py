@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.interruption import end_on_signal
-from attn_export.parts import module_of, parts
+from attn_export.optional_parts import module_of, parts
 from attn_export.runtimes.catalogue import packages, required, runtime
 
 ALL = "all"

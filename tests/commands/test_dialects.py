@@ -25,7 +25,7 @@ from attn_export.graph import Graph
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower.dialects import REWRITES
-from attn_export.parts import parts
+from attn_export.optional_parts import parts
 from attn_export.schema import GraphFile
 from attn_export.tensorfile import read_tensors, write_tensors
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from attn_export import Subject
 from attn_export.commands.compare import compare
-from attn_export.commands.given_inputs import own_cases
 from attn_export.errors import UsageError
+from attn_export.export.given_inputs import own_cases
 
 X = np.random.default_rng(0).standard_normal((1, 21, E)).astype("f4")
 GOOD = {"x": X, "y": X[:, :4]}

@@ -30,7 +30,7 @@ from attn_export.graph.lower.read import SWAP_LAST_AXES, attentions_of
 from attn_export.graph.lower.tidy import drop_inner_shapes, tidy, with_types
 from attn_export.graph.ort_compat import spread_masks, write_sigmoids
 from attn_export.graph.requirements import features
-from attn_export.parts import parts
+from attn_export.optional_parts import hooks, parts
 from attn_export.schema import GraphFile
 
 DECODE, PREFILL = "decode", "prefill"
@@ -112,8 +112,8 @@ def _with_recognised(
     if observed is None and not (dialect == ORT and nodes_of(model, "Softmax")):
         return model, 0
     count = 0
-    for module in [part.recognises for part in parts() if part.recognises]:
-        model, more = import_module(module).recognise(model, dialect, observed)
+    for recognise in hooks("recognise"):
+        model, more = recognise(model, dialect, observed)
         count += more
     return model, count
 
@@ -136,10 +136,9 @@ def _to_portable(model: ir.Model) -> dict[str, IrGraph]:
 
 def _lower_by_parts(model: ir.Model, dialect: str) -> None:
     names = {node.op_type for node in model.graph if not node.domain}
-    newer = [name for name in names if not onnx.defs.has(name, _NEWEST)]
-    for name in newer:
-        for module in [part.lowers[name] for part in parts() if name in part.lowers]:
-            import_module(module).lower(model, dialect)
+    if not all(onnx.defs.has(name, _NEWEST) for name in names):
+        for lower_newer in hooks("lower_newer"):
+            lower_newer(model, dialect)
 
 
 def describe(

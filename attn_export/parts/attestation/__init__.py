@@ -1,5 +1,5 @@
 """Attestation: signatures over a bundle."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
-PART = Part(verifies=f"{__name__}.attested")
+PART = Part(hooks={"attested": f"{__name__}.attested"})

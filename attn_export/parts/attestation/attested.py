@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attn_export.bundle.manifest import SIGNATURE
-from attn_export.commands.attestation import BundleCheck
 from attn_export.errors import BundleError, UsageError, one_line, printable
 from attn_export.output_folder import first_change
-from attn_export.results import Signature
+from attn_export.results import BundleCheck, Signature
 from attn_export.schema import Digest, FileName
 from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch

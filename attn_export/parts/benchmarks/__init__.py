@@ -1,5 +1,5 @@
 """Benchmarks of a bundle's graphs."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(commands={"bench": f"{__name__}.measuring_commands"})

@@ -1,6 +1,6 @@
 """CUDA without a GPU: ONNX Runtime's provider over stand-in libraries that compute nothing."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(
     commands={"dry-run": f"{__name__}.dry_run_command"},

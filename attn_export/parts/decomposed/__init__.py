@@ -1,5 +1,5 @@
 """Recognition of attention that is written out in operators, or in those of ONNX Runtime."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
-PART = Part(recognises=f"{__name__}.recognise")
+PART = Part(hooks={"recognise": f"{__name__}.recognise"})

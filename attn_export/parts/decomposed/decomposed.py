@@ -13,7 +13,6 @@ cases, `lower` with random inputs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from attn_export.graph.ir_helpers import dims, nodes_of, set_type
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import WEIGHTS
 from attn_export.parts.decomposed.new_shapes import reordered
-from attn_export.parts.decomposed.scores import Mask, Operand, Scores, read_scores
+from attn_export.parts.decomposed.scores import Mask, Operand, read_scores
 from attn_export.parts.decomposed.views import Heads, NoMatchError, Views
 from attn_export.parts.decomposed.weights import Weights, weights_of
 
@@ -58,7 +57,7 @@ class _Attention:
         self._op = Builder(model, weights.product)
         source = weights.softmax.inputs[0]
         assert source is not None  # that is how the weights were found
-        self._scores = _with_zeros(read_scores(self._op, source), weights.seen)
+        self._scores = read_scores(self._op, source)
         if weights.drops_last != (self._scores.sink is not None):
             raise NoMatchError
 
@@ -161,16 +160,6 @@ def _product_of(sizes: Sequence[Size]) -> Size:
     if all(isinstance(size, int) for size in sizes):
         return math.prod(size for size in sizes if isinstance(size, int))
     return ir.SymbolicDim("*".join(f"({size})" for size in sizes))
-
-
-def _with_zeros(scores: Scores, seen: ir.Value | None) -> Scores:
-    """Return scores whose last mask hides by -inf, since the weights are set to 0 by it, too."""
-    if seen is None:
-        return scores
-    *others, last = scores.masks or (None,)
-    if last is None or not last.visible or last.value is not seen:
-        raise NoMatchError
-    return dataclasses.replace(scores, masks=(*others, dataclasses.replace(last, low=-math.inf)))
 
 
 def _is_read_elsewhere(value: ir.Value, weights: Weights) -> bool:

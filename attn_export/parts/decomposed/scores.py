@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import (
-    constant_numbers,
     dims,
-    optional_input,
+    producer_of,
     set_type,
     value_before,
 )
@@ -190,7 +189,7 @@ def _read_scaled(op: Builder, depth: int, node: ir.Node) -> Scores:
 def _read_added_mask(
     op: Builder, depth: int, node: ir.Node, one: ir.Value, other: ir.Value
 ) -> Scores:
-    if node.op_type == "Sub" and _is_largest_of(other, one):  # softmax does not change by it
+    if node.op_type == "Sub" and producer_of(other, "ReduceMax"):  # softmax does not change by it
         return read_scores(op, one, depth)
     pairs = ((one, other), (other, one)) if node.op_type == "Add" else ((one, other),)
     for scores_input, mask in pairs:
@@ -208,17 +207,6 @@ def _read_added_mask(
         added = Mask(mask, dims(node.outputs[0])[:-2], factor=factor)
         return dataclasses.replace(scores, masks=(*scores.masks, added))
     raise NoMatchError
-
-
-def _is_largest_of(largest: ir.Value, scores: ir.Value) -> bool:
-    """Return whether a value is the largest score of each row."""
-    node = largest.producer()
-    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not scores:
-        return False
-    axes = constant_numbers(optional_input(node, 1)) or node.attributes.get_ints("axes", [])
-    return list(axes) in ([-1], [len(dims(scores)) - 1]) and bool(
-        node.attributes.get_int("keepdims", 1)
-    )
 
 
 def _same_size(one: ir.Value, other: ir.Value) -> bool:

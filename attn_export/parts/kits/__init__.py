@@ -1,6 +1,6 @@
 """Kits: programs in other languages that run a bundle, and the runtimes that run their code."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 _NATIVE = dict.fromkeys(("c", "cpp"), f"{__name__}.native")
 _JAVASCRIPT = dict.fromkeys(("node", "wasm", "webgpu"), f"{__name__}.javascript")

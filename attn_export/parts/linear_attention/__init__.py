@@ -1,12 +1,14 @@
 """Linear attention: `kind = "linear"` of a spec, and the operator `LinearAttention` of opset 27."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(
-    kinds={"linear": f"{__name__}.linear_layer"},
-    captures=f"{__name__}.called_rules",
-    operators=f"{__name__}.linear_operator",
-    lowers=dict.fromkeys(("LinearAttention", "CausalConvWithState"), f"{__name__}.lower_linear"),
-    faults=(f"{__name__}.in_linear",),
+    hooks={
+        "LAYERS": f"{__name__}.linear_layer",
+        "capturing": f"{__name__}.called_rules",
+        "OPERATORS": f"{__name__}.linear_operator",
+        "lower_newer": f"{__name__}.lower_linear",
+        "KNOWN": f"{__name__}.in_linear",
+    },
     tests_need=("ort-cpu==1.32.0",),
 )

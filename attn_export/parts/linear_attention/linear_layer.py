@@ -17,11 +17,6 @@ from attn_export.attention.module import Attention
 from attn_export.spec import AttentionSpec
 
 
-def make_layer(spec: AttentionSpec) -> Attention:
-    """Return the layer of a spec of this kind."""
-    return LinearAttention(spec)
-
-
 class LinearAttention(Attention):
     """Linear attention with the gates of the gated delta rule (Yang et al. 2025, eq. 10).
 
@@ -87,6 +82,9 @@ class LinearAttention(Attention):
         attended, state = attend(q.flatten(2), k.flatten(2), v, past_state, decay, beta, heads)
         output: Tensor = self.out_proj(attended)
         return (output, state, *present_conv) if spec.has_state else output
+
+
+LAYERS = {"linear": LinearAttention}
 
 
 def _channels(spec: AttentionSpec) -> int:

@@ -22,7 +22,7 @@ from attn_export.graph.lower.opset18 import to_opset
 _FLOAT = ir.DataType.FLOAT
 
 
-def lower(model: ir.Model, dialect: str) -> None:
+def lower_newer(model: ir.Model, dialect: str) -> None:
     """Replace the nodes by a `Scan` or `Conv` in the dialect `portable`, else by ONNX Runtime's."""
     forms = {"LinearAttention": _scan, "CausalConvWithState": _convolve}
     for node in [node for name in forms for node in nodes_of(model, name)]:

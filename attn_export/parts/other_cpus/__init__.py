@@ -1,6 +1,6 @@
 """Other CPUs: ONNX Runtime on emulated processors, and a compiler of kits for arm64."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(
     runtimes={"ort-cpu@CPU": f"{__name__}.emulated_cpu"},

@@ -1,6 +1,6 @@
 """Probes: small graphs that show how a runtime interprets attention."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(
     commands={"probe": f"{__name__}.probe_command"},

@@ -1,6 +1,6 @@
 """Sweeps: many specs, dialects and runtimes on a Dask cluster, and other releases of runtimes."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(
     commands=dict.fromkeys(("bisect", "sweep", "worker"), f"{__name__}.sweep_command"),

@@ -9,8 +9,8 @@ from typing import Any
 from onnx import ValueInfoProto
 
 from attn_export.cases.draw import add_sums, axis_names, draw_inputs
-from attn_export.commands.given_inputs import fitting, read_given
 from attn_export.errors import GraphError, UsageError, printable
+from attn_export.export.given_inputs import fitting, read_given
 from attn_export.float64.bounded import refuse_unfit
 from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.signature_check import dtype_name

@@ -1,10 +1,13 @@
 """Whole models: built from a checkpoint, or exported by others, and judged as it runs."""
 
-from attn_export.parts import Part
+from attn_export.optional_parts import Part
 
 PART = Part(
     commands={"generate": f"{__name__}.generate_command"},
-    compares=f"{__name__}.compare_models",
-    builds=f"{__name__}.build.model",
-    generates=f"{__name__}.generation",
+    hooks={
+        "compare_models": f"{__name__}.compare_models",
+        "compare_quantised": f"{__name__}.compare_quantised",
+        "subject_of_model": f"{__name__}.build.model",
+        "generate": f"{__name__}.generation",
+    },
 )

@@ -1,10 +1,12 @@
-"""`attn-export compare --model FOLDER --graphs FOLDER`: a whole model and its exported graphs."""
+"""`attn-export compare --model FOLDER --graphs FOLDER`: a whole model and its exported graphs.
+
+`judge` is `compare` of the command, which judges one graph.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle.manifest import failed_folder
-from attn_export.commands.compare import compare
-from attn_export.commands.explain_failures import SECONDS
 from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.build.model import (
     built_graphs,
     built_reference,
     subject_of_model,
 )
-from attn_export.parts.whole_models.compare_quantised import compare_quantised
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
 from attn_export.parts.whole_models.integer_weights import (
     quantised_operators,
@@ -45,7 +44,7 @@ from attn_export.truth.stored_evidence import (
     reduce_if_large,
 )
 
-__all__ = ["compare_models", "compare_quantised"]
+Judge = Callable[..., Report]
 
 _NOT_PROMISED = {
     "batch": "batches", "left": "padding on the left", "right": "padding on the right",
@@ -56,6 +55,7 @@ _NOT_PROMISED = {
 
 
 def compare_models(
+    judge: Judge,
     model: Any,
     graphs: Path | str,
     run: RunOptions | None = None,
@@ -87,7 +87,7 @@ def compare_models(
         }  # fmt: skip
         subject = functools.cache(lambda: subject_of_model(model, **of_build))
         read = functools.partial(read_own, inputs, folder=folder)
-        return _compare_built(subject, Path(graphs), built, run, output, read)
+        return _compare_built(judge, subject, Path(graphs), built, run, output, read)
     exported = read_export(Path(graphs), layout, names)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
@@ -114,7 +114,7 @@ def compare_models(
         )  # fmt: skip
         one = dataclasses.replace(run, budgets=budgets[entry.phase])
         found, told = _judge_entry(
-            models[types[entry.phase]][0], own, entry, reference, one, output, most_bytes
+            judge, models[types[entry.phase]][0], own, entry, reference, one, output, most_bytes
         )
         reports |= found
         phases += told
@@ -125,15 +125,15 @@ def compare_models(
 
 
 def _judge_entry(
-    loaded: Any, own: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
-    output: Path | str | None, most_bytes: int,
+    judge: Judge, loaded: Any, own: Any, entry: Entry, reference: Callable[..., Reference],
+    run: RunOptions, output: Path | str | None, most_bytes: int,
 ) -> tuple[dict[str, Report], list[str]]:  # fmt: skip
     """Return the reports on a graph by the names of their bundles, and notes.
 
     `loaded`: The model `own` in the type of the graph.
     """
     place = Path(output) / entry.phase if output is not None else None
-    strict, told = _compare_strictly(loaded, entry, reference, run, place)
+    strict, told = _compare_strictly(judge, loaded, entry, reference, run, place)
     reports = {} if strict is None else {entry.phase: strict}
     phases = [*([] if strict is None else [_phase_note(entry, strict)]), *told]
     if run.budgets:
@@ -143,20 +143,19 @@ def _judge_entry(
             reduce=functools.partial(reduce_if_large, most_bytes=most_bytes),
         )  # fmt: skip
         name = f"{entry.phase}-budget"
-        report = _compare(read, entry.path, run, place and place.with_name(name))
+        report = _compare(judge, read, entry.path, run, place and place.with_name(name))
         # Where both are there, they have the same notes.
         notes_on = report.notes if strict is None else ()
-        if not report.passed and (text := _where_it_leaves(read(), entry.path, run)):
+        if not report.passed and (text := _where_it_leaves(read(), entry.path)):
             why = f"{entry.path.name}, distance from the float model: {text}"
             report = dataclasses.replace(report, explanations=(*report.explanations, why))
         reports[name] = dataclasses.replace(report, notes=notes_on)
     return reports, phases
 
 
-def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
+def _where_it_leaves(reference: Reference, path: Path) -> str:
     """Return why a graph leaves the float model in the base case, or where; "" if not known."""
     from attn_export.explain.distant_values import where_it_leaves
-    from attn_export.explain.explanation import SearchWork
     from attn_export.explain.integer_faults import integer_fault
     from attn_export.float64.evaluate import Evaluation
 
@@ -167,10 +166,8 @@ def _where_it_leaves(reference: Reference, path: Path, run: RunOptions) -> str:
         values = graph.values(inputs)
     except GraphError:
         return ""
-    oracle, work = reference.oracle(0.0), SearchWork(math.inf if run.search_more else SECONDS)
-    steps, truth = oracle.steps(inputs), oracle.truth(inputs)
-    fault = integer_fault(graph, values, truth, steps, work.is_over)
-    return fault or where_it_leaves(graph, values, steps)
+    steps = reference.oracle(0.0).steps(inputs)
+    return integer_fault(graph, values, steps) or where_it_leaves(graph, values, steps)
 
 
 _VARIANTS = {
@@ -193,7 +190,7 @@ def _type_of(entry: Entry) -> str:
 
 
 def _compare_built(
-    subject: Callable[[], Any], folder: Path, graphs: Sequence[str], run: RunOptions,
+    judge: Judge, subject: Callable[[], Any], folder: Path, graphs: Sequence[str], run: RunOptions,
     output: Path | str | None, read: Callable[..., OwnInputs],
 ) -> Report:  # fmt: skip
     """Judge graphs of our own, which take tokens by the lengths of pasts and have no masks.
@@ -205,7 +202,7 @@ def _compare_built(
     reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(graphs))
     reports = {
         Path(name).stem: _compare(
-            lambda: built_reference(subject(), reduce, read), folder / name, run,
+            judge, lambda: built_reference(subject(), reduce, read), folder / name, run,
             Path(output) / Path(name).stem if output else None,
         )
         for name in graphs
@@ -226,9 +223,13 @@ def _refuse_unmeasured(exported: ExportedModel, budgets: Sequence[Budget]) -> No
 
 
 def _compare(
-    read: Callable[[], Reference], graph: Path, run: RunOptions, output: Path | None
+    judge: Judge,
+    read: Callable[[], Reference],
+    graph: Path,
+    run: RunOptions,
+    output: Path | None,
 ) -> Report:
-    report = compare(read, graph, run, output=output)
+    report = judge(read, graph, run, output=output)
     if output and report.passed:
         # `verify` would replay that of an earlier export, too.
         shutil.rmtree(failed_folder(output), ignore_errors=True)
@@ -236,7 +237,7 @@ def _compare(
 
 
 def _compare_strictly(
-    model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
+    judge: Judge, model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
     output: Path | None,
 ) -> tuple[Report | None, Sequence[str]]:  # fmt: skip
     """Judge a graph by the usual rule; one that is quantised by the model of its own integers.
@@ -250,10 +251,10 @@ def _compare_strictly(
     plain = dataclasses.replace(run, budgets=())
     if not operators:
         read = functools.partial(reference, model, entry)
-        return _compare(read, entry.path, plain, output), ()
+        return _compare(judge, read, entry.path, plain, output), ()
     if not run.budgets:
         read = functools.partial(reference, model, entry, is_float_model=True)
-        report = _compare(read, entry.path, plain, output)
+        report = _compare(judge, read, entry.path, plain, output)
         advice = (
             f"the graph is quantised ({', '.join(operators)}), which the float model is not; "
             "--budget sqnr>=20 judges its distance, and the rest by the graph's own integers"
@@ -266,7 +267,7 @@ def _compare_strictly(
         if changed is None:
             return None, told
         read = functools.partial(reference, changed, entry)
-        report = _compare(read, path, plain, output)
+        report = _compare(judge, read, path, plain, output)
         return dataclasses.replace(report, model=entry.path), told
 
 

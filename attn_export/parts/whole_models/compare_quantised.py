@@ -10,7 +10,6 @@ from pathlib import Path
 
 from attn_export.bundle.quality_vectors import is_plain
 from attn_export.cases.plan import Plan
-from attn_export.commands.compare import compare
 from attn_export.errors import UsageError
 from attn_export.export.subject import Subject
 from attn_export.parts.whole_models.integer_weights import (
@@ -25,12 +24,13 @@ from attn_export.truth.reference import Reference, of_subject
 
 
 def compare_quantised(
-    load: Callable[[], Subject], graph: Path, run: RunOptions, *,
+    compare: Callable[..., Report], load: Callable[[], Subject], graph: Path, run: RunOptions, *,
     names: Mapping[str, str] | None = None, inputs: Sequence[str] = (),
     output: Path | None = None,
 ) -> Report:  # fmt: skip
     """Judge a quantised graph twice: by budgets, and by the module with the graph's own integers.
 
+    `compare`: Judges one graph, as `compare` of the command.
     `load`: Returns the subject with the float module.
     `names`, `inputs`, `output`: as for `compare`; each judgement has a bundle in `output`.
     """

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from attn_export.cases.draw import MAX_SIZE, draw_inputs, generator
-from attn_export.commands.given_inputs import solved_sizes
 from attn_export.errors import UsageError
+from attn_export.export.given_inputs import solved_sizes
 from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case

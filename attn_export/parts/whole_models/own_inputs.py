@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.commands.given_inputs import OWN, GivenInputs, fitting, read_given
 from attn_export.errors import UsageError, counted, printable
+from attn_export.export.given_inputs import OWN, GivenInputs, fitting, read_given
 from attn_export.interface import PAST
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise

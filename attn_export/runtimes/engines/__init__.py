@@ -3,7 +3,7 @@
 It holds the class, `RUNTIME`, which imports the SDK in methods only.
 """
 
-from attn_export.parts import runtimes_in
+from attn_export.optional_parts import runtimes_in
 
 ENGINES = runtimes_in(__name__, __file__)
 """The module of each runtime. It is imported when its runtime is first used: importing all of them

@@ -117,7 +117,7 @@ def mask_that_is_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT * D**-0.5 + torch.full((k.shape[2], k.shape[2]), -torch.inf).triu(1)
-    sinks = torch.linspace(-1, 2, H).view(1, H, 1, 1).expand(len(q), H, q.shape[2], 1)
+    sinks = torch.linspace(-1, 2, H).view(1, H, 1, 1).expand(q.shape[0], H, q.shape[2], 1)
     logits = torch.cat([scores, sinks], -1)
     return (logits - logits.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from shared import extended
 
 from attn_export.commands.lower_here import lower_here
+from attn_export.errors import GraphError
 from attn_export.float64.evaluate import Evaluation
 
 FOLDER = Path(__file__).parents[2] / "exported"
@@ -163,3 +164,57 @@ def test_a_note_says_that_queries_without_a_key_are_no_longer_nan(
     onnx.save(model, tmp_path / "a.onnx")
     found = lower_here(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "standard")
     assert ("is NaN in it, and gets 0 in its place" in found["note"]) == says
+
+
+GUARDED = """<ir_version: 9, opset_import: ["": 18]>
+g (float[B, 2, L, 8] q, float[B, 2, L, 8] k, float[B, 2, L, 8] v, bool[B, 1, L, L] mask)
+=> (float[B, 2, L, 8] y)
+<float low = {-inf}, float zero = {0.0}, float tenth = {0.1}, int64[1] over = {OVER}> {
+    turned = Transpose<perm = [0, 1, 3, 2]>(k)
+    scores = MatMul(q, turned)
+    kept = Where(mask, scores, low)
+    largest = ReduceMax(kept, over)
+    below = Sub(kept, largest)
+    weights = Softmax<axis = -1>(below)
+    odd = CONDITION
+    guarded = Where(odd, zero, weights)
+    y = MatMul(guarded, v)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("over", "condition", "refused"),
+    [
+        ("-1", "IsNaN(weights)", ""),
+        ("-1", "Less(weights, tenth)", "gives other numbers"),
+        ("-2", "IsNaN(weights)", "gives other numbers"),
+    ],
+)
+def test_what_is_read_as_a_guard_against_nan_is_compared(
+    over: str, condition: str, refused: str, tmp_path: Path
+):
+    text = GUARDED.replace("OVER", over).replace("CONDITION", condition)
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "a.onnx")
+    source, target = str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
+    if refused:
+        with pytest.raises(GraphError, match=refused):
+            lower_here(source, target, "standard")
+    else:
+        assert lower_here(source, target, "standard")["operators"][target]["Attention"] == 1
+
+
+FIXED = """<ir_version: 9, opset_import: ["": 18]>
+g (float[n] x, float[m] z, float[n + m] w) => (float[L] y) <int64[1] three = {3}> {
+    only = Reshape(x, three)
+    both = Concat<axis = 0>(only, z)
+    sum = Add(both, w)
+    y = Softmax<axis = -1>(sum)
+}"""
+
+
+def test_an_axis_that_is_fixed_may_be_part_of_a_sum(tmp_path: Path):
+    model = onnx.parser.parse_model(FIXED.replace("n + m", "total"))
+    model.graph.input[2].type.tensor_type.shape.dim[0].dim_param = "n + m"
+    onnx.save(model, tmp_path / "a.onnx")
+    with pytest.raises(GraphError, match="no Attention node"):
+        lower_here(str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "ort")

@@ -78,6 +78,6 @@ def test_a_wrong_state_is_refused():
 
 
 def test_without_the_part_the_kind_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attn_export.attention.parts", lambda: ())
+    monkeypatch.setattr("attn_export.attention.hooks", lambda _: iter(()))
     with pytest.raises(ExportError, match="needs the part linear_attention, which is missing"):
         Subject.from_spec(LINEAR_SPECS["delta"])

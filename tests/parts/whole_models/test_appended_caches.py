@@ -12,8 +12,8 @@ from test_built_models import kinds, worst_error
 from tiny_decoders import tiny_decoder
 
 from attn_export import DecodeSession, Subject, build
+from attn_export.commands.compare import compare_models
 from attn_export.errors import UsageError
-from attn_export.parts.whole_models.compare_models import compare_models
 
 
 def bundle():

@@ -23,6 +23,7 @@ from transformers.masking_utils import causal_mask_function
 
 from attn_export import DecodeSession, Subject, verify
 from attn_export.commands.bundle_graphs import lower_all
+from attn_export.commands.compare import compare_models
 from attn_export.errors import ExportError, UsageError, WeightsError
 from attn_export.export.export import export
 from attn_export.export.mapped_weights import map_weights
@@ -30,7 +31,6 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.graph.save import WEIGHTS, save_graphs, tensor_places
 from attn_export.measures import fill_ignored_rows
 from attn_export.parts.whole_models.build import model as built_model
-from attn_export.parts.whole_models.compare_models import compare_models
 
 FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt_oss", "llama4_text")
 """The types that are compared by default: learned positions, windows, chunks, sinks, softcap."""

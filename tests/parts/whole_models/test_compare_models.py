@@ -16,9 +16,9 @@ from onnx import numpy_helper
 
 from attn_export import assert_parity, verify
 from attn_export.bundle.manifest import read_bundle
+from attn_export.commands.compare import compare_models
 from attn_export.errors import AttnExportError
 from attn_export.measures import judged_rows
-from attn_export.parts.whole_models.compare_models import compare_models
 from attn_export.parts.whole_models.export_layouts import read_export
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations

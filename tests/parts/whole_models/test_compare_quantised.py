@@ -13,8 +13,8 @@ from test_compare_models import RUN
 from torch import nn
 
 from attn_export import Subject, verify
+from attn_export.commands.compare import compare_quantised
 from attn_export.errors import UsageError
-from attn_export.parts.whole_models.compare_quantised import compare_quantised
 from attn_export.runtimes.run_options import RunOptions
 
 SIZE = 32

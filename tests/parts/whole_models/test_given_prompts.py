@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attn_export import assert_parity, verify
 from attn_export.bundle.golden import read_golden
+from attn_export.commands.compare import compare_models
 from attn_export.errors import UsageError
 from attn_export.parts.whole_models.build.model import subject_of_model
-from attn_export.parts.whole_models.compare_models import compare_models
 from attn_export.parts.whole_models.export_layouts import read_export
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of

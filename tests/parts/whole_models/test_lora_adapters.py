@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from test_compare_models import EXPORTS, RUN
 from torch import Tensor
 
+from attn_export.commands.compare import compare_models
 from attn_export.errors import UsageError, WeightsError
-from attn_export.parts.whole_models.compare_models import compare_models
 from attn_export.parts.whole_models.export_layouts import read_export
 from attn_export.parts.whole_models.lora_adapter import merge_adapter, other_adapters, read_adapter
 from attn_export.parts.whole_models.model_call import ModelCall

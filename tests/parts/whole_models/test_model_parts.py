@@ -10,9 +10,9 @@ from tiny_decoders import tiny_decoder
 from tiny_encoders import tiny_encoder
 
 from attn_export import DecodeSession, Subject, build
+from attn_export.commands.compare import compare_models
 from attn_export.commands.main import run
 from attn_export.errors import ExportError, UsageError
-from attn_export.parts.whole_models.compare_models import compare_models
 
 KEYS, NEW = 5, 3
 

@@ -10,10 +10,10 @@ from shared import once
 from tiny_decoders import tiny_decoder
 
 from attn_export import DecodeSession, Subject, build, verify
+from attn_export.commands.compare import compare_models
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import measure
 from attn_export.parts.whole_models.build.rounded_cache import RoundedCache
-from attn_export.parts.whole_models.compare_models import compare_models
 
 
 def model():

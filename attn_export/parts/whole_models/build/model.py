@@ -32,7 +32,7 @@ from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.interface import PAST, QUERIES, TOTAL, Input, Roles, Shape
-from attn_export.parts import ModelKeywords
+from attn_export.optional_parts import ModelKeywords
 from attn_export.parts.whole_models.build.call import OwnCall
 from attn_export.parts.whole_models.build.capture import CapturedDecoder
 from attn_export.parts.whole_models.build.cross_capture import CapturedCrossDecoder
