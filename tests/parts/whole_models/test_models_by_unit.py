@@ -13,9 +13,9 @@ import torch
 from onnx import numpy_helper
 
 from attn_export import temp_folders
+from attn_export.commands.compare import compare_models
 from attn_export.errors import WeightsError
 from attn_export.parts.whole_models import loaded_model, unit_weights
-from attn_export.parts.whole_models.compare_models import compare_models
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.unit_weights import (
     copy_by_unit,
