@@ -66,7 +66,7 @@ def test_integers_in_the_graph_are_the_weights_of_the_module(name: str):
 
 def test_the_truth_of_stored_integers_is_the_stored_truth(tmp_path, monkeypatch):
     monkeypatch.setattr(oracle, "GOLDEN_BYTES", 200 << 10)  # not even a row of each case is stored
-    bundle, spec = tmp_path / "b", small_spec(**SPECS["int4, in place"])
+    bundle, spec = tmp_path / "b", small_spec(**SPECS["int4, cross"])
     report = build(spec, bundle, runtimes=["ort-cpu"], dialects=["standard"])
     assert any(note.startswith("stored evidence") for note in report.notes), str(report)
     again = verify(bundle, runtimes=["ort-cpu"], recompute=True)
