@@ -32,9 +32,7 @@ RICH = AttentionSpec.from_dict(
 CACHED = {"embed_dim": 32, "num_heads": 4, "causal": True, "cache": "append"}
 SPECS = {
     "gqa": GQA, "plain": PLAIN, "rich": RICH,
-    "mqa": AttentionSpec.from_dict(  # that of tests/mutants, whose bundle is shared
-        {**CACHED, "num_kv_heads": 1, "attn_mask": "bool[B,1,1,S]"}
-    ),
+    "mqa": AttentionSpec.from_dict({**CACHED, "num_kv_heads": 1}),
     "masked": AttentionSpec.from_dict(
         {**CACHED, "num_kv_heads": 2, "attn_mask": "float[B,H,L,S]"}
     ),

@@ -36,10 +36,10 @@ def planted(fault: Planted, bundle: Path, folder: Path) -> Path:
 
 
 def of_each_kind(faults: Iterable[Planted]) -> set[str]:
-    """Return the names of the first fault of each kind and of each dialect, in shared bundles."""
+    """Return the names of the first fault of each kind and of each dialect, in one bundle."""
     first: dict[object, str] = {}
     for fault in faults:
-        if fault.spec in ("gqa", "mqa"):
+        if fault.spec == "gqa":
             first.setdefault(fault.kinds, fault.name)
             first.setdefault((fault.dialect, fault.runtime), fault.name)
     return set(first.values())
