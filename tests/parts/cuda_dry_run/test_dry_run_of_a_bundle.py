@@ -18,8 +18,10 @@ from attn_export.parts.installing import VARIABLE
 from attn_export.spec import AttentionSpec
 
 SPEC = {
-    "embed_dim": 64, "num_heads": 4, "causal": True, "cache": "in-place", "dtype": "float16",
+    "embed_dim": 64, "num_heads": 4, "num_kv_heads": 2, "causal": True, "cache": "in-place",
+    "dtype": "float16", "rotary": "half", "window_left": 4,
 }  # fmt: skip
+"""That of tests/parts/cuda_dialect, whose bundle is shared."""
 
 
 @pytest.mark.usefixtures("need_dry_run")
