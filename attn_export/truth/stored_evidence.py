@@ -83,7 +83,7 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
             if array.ndim < 2 or not array.size or not is_floating(array.dtype):
                 continue
             is_judged = judged_rows(array.shape, entry.ignored_rows, entry.determined.get(name, ()))
-            judged += np.count_nonzero(is_judged)
+            judged += int(np.count_nonzero(is_judged))
             numbers = np.arange(is_judged.size).reshape(is_judged.shape)
             rows[name] = _by_rank(list(map(_spread, numbers, is_judged)))
             for rank, each in enumerate(rows[name]):
