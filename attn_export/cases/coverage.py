@@ -81,6 +81,10 @@ class Cover:
                 for first in firsts.values()
             ]
         )  # [keys, patterns, conditions]
+        self._totals = {
+            is_opaque: (_Totals(table), _Totals(self._by_patterns[:, self._opaque == is_opaque]))
+            for is_opaque, table in self._by_sizes.items()
+        }
 
         if bounded:
             self._open *= self._possible()
@@ -181,17 +185,17 @@ class Cover:
         a total weight of 1.
         """
         best, gain = None, 0.0
-        by_patterns = self._by_patterns @ wanted  # [keys, patterns]
-        for is_opaque, table in self._by_sizes.items():
+        for is_opaque, (of_sizes, of_patterns) in self._totals.items():
             allowed = np.flatnonzero(self._opaque == is_opaque)
             if not allowed.size:
                 continue
-            met = table @ wanted + by_patterns[:, allowed].max(axis=1)[self._keys]  # [sizes]
+            by_patterns = of_patterns.weighted(wanted)  # [keys, allowed]
+            met = of_sizes.weighted(wanted) + by_patterns.max(axis=1)[self._keys]  # [sizes]
             usable = (met >= 1) & self._accepted & (self._costs <= budget)
             gains = np.where(usable, met / weights, 0)
             index = int(np.argmax(gains))
             if gains[index] > gain:
-                of_key = by_patterns[self._keys[index], allowed]
+                of_key = by_patterns[self._keys[index]]
                 best, gain = (index, int(allowed[np.argmax(of_key)])), float(gains[index])
         return best
 
@@ -209,6 +213,28 @@ class Cover:
         for row, ones in zip(table, rows, strict=True):
             row[ones] = 1
         return table
+
+
+class _Totals:
+    """The total weight of the conditions that each entry of a table meets.
+
+    Few weights change from one choice to the next, and all are multiples of `_LATER`: sums of
+    their changes are exact.
+    """
+
+    def __init__(self, table: np.ndarray) -> None:
+        *shape, count = table.shape
+        self._columns = np.ascontiguousarray(table.reshape(-1, count).T)
+        self._weights = np.zeros(count, np.float32)
+        self._totals = np.zeros(shape, np.float32)
+
+    def weighted(self, weights: np.ndarray) -> np.ndarray:
+        """Return `table @ weights`."""
+        changes = weights - self._weights
+        changed = np.flatnonzero(changes)
+        self._totals += (changes[changed] @ self._columns[changed]).reshape(self._totals.shape)
+        self._weights = weights
+        return self._totals
 
 
 def _pattern_key(sizes: Sizes) -> tuple[object, ...]:

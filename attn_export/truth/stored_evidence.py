@@ -5,10 +5,9 @@ All positions of all cases of a whole model would take gigabytes with a real voc
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -83,9 +82,10 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
         for name, array in arrays.items():
             if array.ndim < 2 or not array.size or not is_floating(array.dtype):
                 continue
-            elements = [list(each) for each in _elements(entry, name, array)]
-            judged += sum(map(len, itertools.chain(*elements)))
-            rows[name] = _by_rank(list(map(_spread, elements)))
+            is_judged = judged_rows(array.shape, entry.ignored_rows, entry.determined.get(name, ()))
+            judged += int(np.count_nonzero(is_judged))
+            numbers = np.arange(is_judged.size).reshape(is_judged.shape)
+            rows[name] = _by_rank(list(map(_spread, numbers, is_judged)))
             for rank, each in enumerate(rows[name]):
                 sizes[rank] += len(each) * array.shape[-1] * array.dtype.itemsize
         if entry.name in whole:
@@ -128,33 +128,23 @@ def _is_needed(entry: CaseEntry, shown: set[str]) -> bool:
     return bool(new) or entry.name.startswith((BASE, CHANGED))
 
 
-def _elements(entry: CaseEntry, name: str, array: np.ndarray) -> Iterator[Iterator[np.ndarray]]:
-    """Yield for each batch element of an output the judged rows of each position."""
-    judged = judged_rows(array.shape, entry.ignored_rows, entry.determined.get(name, ()))
-    numbers = np.arange(judged.size).reshape(judged.shape)
-    yield from map(_positions, numbers, judged)
-
-
 def _by_rank(elements: list[list[np.ndarray]]) -> list[np.ndarray]:
     """Return the rows of the first position of all batch elements, of the second …."""
     ranks = range(max(map(len, elements), default=0))
     return [np.concatenate([e[rank] for e in elements if rank < len(e)]) for rank in ranks]
 
 
-def _positions(numbers: np.ndarray, judged: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the judged rows of each position of a batch element, the last position first."""
-    numbers, judged = np.atleast_1d(numbers), np.atleast_1d(judged)
-    for at in reversed(range(numbers.shape[-1])):
-        if judged[..., at].any():
-            yield numbers[..., at][judged[..., at]]
+def _spread(numbers: np.ndarray, is_judged: np.ndarray) -> list[np.ndarray]:
+    """Return the judged rows of some positions of a batch element.
 
-
-def _spread(positions: list[np.ndarray]) -> list[np.ndarray]:
-    """Return some positions of a batch element: the last, the first, and others between them."""
+    They are the last position with any, the first, and others between them.
+    """
+    numbers, is_judged = np.atleast_1d(numbers), np.atleast_1d(is_judged)
+    positions = np.flatnonzero(is_judged.any(axis=tuple(range(is_judged.ndim - 1))))[::-1]
     last = len(positions) - 1
     middles = [last * eighths // 8 for eighths in (4, 2, 6, 1, 3, 5, 7)]
-    places = dict.fromkeys([0, last, *middles])
-    return [positions[at] for at in places if positions]
+    places = dict.fromkeys([0, last, *middles]) if len(positions) else ()
+    return [numbers[..., at][is_judged[..., at]] for at in positions[list(places)]]
 
 
 def _count(sizes: list[list[int]], most: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -12,11 +13,15 @@ from shared import once
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Subject
+from attn_export import Axis, Subject
 
 E, H = 16, 2
 INPUTS = {"x": torch.randn(2, 5, E), "y": torch.randn(2, 7, E)}
-AXES = {"x": {0: "batch", 1: "query_len"}, "y": {0: "batch", 1: "key_len"}}
+AXES = {
+    "x": {0: "batch", 1: Axis("query_len", max=21)},
+    "y": {0: "batch", 1: Axis("key_len", max=17)},
+}
+"""Bounds leave the cases of short sequences."""
 
 
 def split(x: Tensor) -> Tensor:
@@ -43,8 +48,8 @@ class Cross(nn.Module):
         return self.out(attend(q, k, v, scale=self.scale).transpose(1, 2).flatten(2))
 
 
-def subject() -> Subject:
-    return Subject(Cross().eval(), INPUTS, AXES, ["z"])
+def subject(axes: Mapping[str, Any] = AXES) -> Subject:
+    return Subject(Cross().eval(), INPUTS, axes, ["z"])
 
 
 def export(*arguments: object, **options: object) -> None:
@@ -77,25 +82,23 @@ def exported(
     return path
 
 
-def good_graph() -> Path:
+def good_graph(*, dynamic: bool = True) -> Path:
     """Return a right graph with all its weights in the file."""
+    return _shared("good", Cross().eval(), dynamic=dynamic)
 
+
+def scaled_graph(*, dynamic: bool = True) -> Path:
+    """Return a graph with a wrong scale."""
+    return _shared("scaled", Cross(scale=0.3).eval(), dynamic=dynamic)
+
+
+def _shared(name: str, module: nn.Module, *, dynamic: bool) -> Path:
     def make(folder: Path) -> None:
         folder.mkdir()
-        path = exported(folder / "good.onnx")
+        path = exported(folder / f"{name}.onnx", module, dynamic=dynamic)
         onnx.save(onnx.load(path), path)
 
-    return once("compared/good", make) / "good.onnx"
-
-
-def scaled_graph() -> Path:
-    """Return a graph with a wrong scale."""
-
-    def make(folder: Path) -> None:
-        folder.mkdir()
-        exported(folder / "scaled.onnx", Cross(scale=0.3).eval())
-
-    return once("compared/scaled", make) / "scaled.onnx"
+    return once(f"compared/{name} {dynamic=}", make) / f"{name}.onnx"
 
 
 def changed(good: Path, target: Path, change: Callable[[onnx.GraphProto], None]) -> Path:

@@ -102,15 +102,15 @@ def test_large_weights_lie_in_safetensors_and_the_bundle_verifies(
     from attn_export.graph import save
 
     monkeypatch.setattr(save, "EXTERNAL_ABOVE", 100)
-    assert build(small_spec(), tmp_path / "b", runtimes=BOTH, dialects=["standard"]).passed
+    assert build(linear(64), tmp_path / "b", runtimes=BOTH, dialects=["standard"]).passed
     assert (tmp_path / "b" / "weights.safetensors").is_file()
     (tmp_path / "b").rename(tmp_path / "moved")  # external data is found beside the graph
     assert verify(tmp_path / "moved", runtimes=BOTH).passed
     assert check_graph(tmp_path / "moved" / "model.onnx") == []
 
 
-def linear() -> Subject:
-    return Subject(nn.Linear(8, 8).eval(), {"input": torch.randn(2, 6, 8)},
+def linear(width: int = 8) -> Subject:
+    return Subject(nn.Linear(width, 8).eval(), {"input": torch.randn(2, 6, width)},
                    {"input": {0: "batch", 1: "query_len"}}, ["y"])  # fmt: skip
 
 

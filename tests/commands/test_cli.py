@@ -103,7 +103,7 @@ def test_wrong_use_is_one_line_and_a_code_and_nothing_is_written(
 
 
 def test_the_main_job_prints_a_plain_table_and_where_the_bundle_is(cli: Cli, tmp_path: Path):
-    done = cli("build", *SMALL)
+    done = cli("build", *SMALL, "--dialect", "standard")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     lines = [line for line in done.stdout.splitlines() if not line.startswith("note: ")]
@@ -195,8 +195,9 @@ def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bu
 
     if not no_cuda_device():
         pytest.fail("this test describes machines without a GPU; run scripts/gpu_check there")
-    assert cli("verify", bundle).returncode == 0
-    assert "ort-cuda not run: " in cli("verify", bundle).stdout
+    done = cli("verify", bundle)
+    assert done.returncode == 0
+    assert "ort-cuda not run: " in done.stdout
     assert cli("verify", bundle, "--require", "ort-cuda").returncode == 5
 
 

@@ -39,9 +39,10 @@ LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision", "dry-run", "other-cpus", "whole-models", "build-models",
     "judge-a-model", "ship-to-cpp", "parity-in-ci", "commands", "graphs-of-others", "runtimes",
-    "value-ranges", "troubleshooting",
+    "value-ranges", "troubleshooting", "index",
 }  # fmt: skip
-"""Pages that take long, which `--all` runs. By default their commands are only read."""
+"""Pages that take long, or whose commands README has, too: `--all` runs them. By default their
+commands are only read."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 

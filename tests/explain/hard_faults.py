@@ -328,7 +328,7 @@ HARD_FAULTS = (
     Planted("without_a_past", "rotary", NO_PAST, CHANGED, "it fails where past_len is 0"),
     Planted("up_to_8_keys", "cross", FEW_KEYS, CHANGED, "up to key_len 8 (key_len 9 passes)"),
     Planted("first_8_keys", "cross", eight_keys, CHANGED, "planted_Slice"),
-    Planted("rounded_keys", "rotary", rounded_keys, ("precision lost",), "Sub planted_"),
+    Planted("rounded_keys", "gqa", rounded_keys, ("precision lost",), "Sub planted_"),
     Planted("rounded_keys_named_anew", "rotary", named_anew(rounded_keys), ("precision lost",),
             "Sub n"),
     Planted("softmax_overflows", "cross", softmax_without_maximum, (*CHANGED, "precision lost"),

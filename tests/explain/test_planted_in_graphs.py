@@ -36,11 +36,12 @@ def planted(fault: Planted, bundle: Path, folder: Path) -> Path:
 
 
 def of_each_kind(faults: Iterable[Planted]) -> set[str]:
-    """Return the names of the first fault of each kind, and of each dialect."""
+    """Return the names of the first fault of each kind and of each dialect, in one bundle."""
     first: dict[object, str] = {}
     for fault in faults:
-        first.setdefault(fault.kinds, fault.name)
-        first.setdefault((fault.dialect, fault.runtime), fault.name)
+        if fault.spec == "gqa":
+            first.setdefault(fault.kinds, fault.name)
+            first.setdefault((fault.dialect, fault.runtime), fault.name)
     return set(first.values())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from conftest import small_spec
 from shared import once
 
-from attn_export import DecodeSession, Report, Subject, build
+from attn_export import DecodeSession, Subject, build
 from attn_export.cases import fixed_cases
 from attn_export.cases.coverage import Cover
 from attn_export.commands import build as jobs_build
@@ -49,30 +48,24 @@ SPECS: dict[str, AttentionSpec] = {
     }.items()
 }  # fmt: skip
 
-DIALECTS = {"gqa, window, float16": ["standard", "cuda"]}
-JUDGED = ("gqa, rotary, mask", "mqa, window, positions", "mha, weights, float mask")
-"""The specs whose bundles are built with a whole decode, in two runtimes."""
+DIALECTS = {
+    "gqa, window, float16": ["standard", "cuda"],
+    "gqa, rotary, mask": ["standard", "portable", "ort"],
+    "mqa, window, positions": ["standard", "portable", "ort"],
+}
+JUDGED = "mha, weights, float mask"
+"""The spec whose bundle is built with a whole decode, in two runtimes."""
 
 
 def bundle_of(name: str) -> Path:
     """Return a bundle of one of `SPECS`, built once for all processes of the tests."""
 
-    def make(folder: Path) -> None:
-        report = _built(name, folder)
-        Path(f"{folder}.report").write_bytes(pickle.dumps(report))
-
-    return once(f"decoding/{list(SPECS).index(name)}", make)
+    return once(f"decoding/{list(SPECS).index(name)}", lambda folder: _build(name, folder))
 
 
-def report_of(name: str) -> Report:
-    """Return the report of the build of a bundle."""
-    report: Report = pickle.loads(Path(f"{bundle_of(name)}.report").read_bytes())
-    return report
-
-
-def _built(name: str, folder: Path) -> Report:
+def _build(name: str, folder: Path) -> None:
     """Build a bundle; with few cases if it has no whole decode."""
-    whole = name in JUDGED
+    whole = name == JUDGED
     with pytest.MonkeyPatch.context() as patch:
         if not whole:
             patch.setattr(Cover, "choose", lambda *_, **__: [])
@@ -84,7 +77,6 @@ def _built(name: str, folder: Path) -> Report:
             runtimes=["ort-cpu", "onnx-reference"] if whole else ["ort-cpu"],
         )  # fmt: skip
     assert report.passed
-    return report
 
 
 @functools.cache

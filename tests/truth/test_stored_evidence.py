@@ -92,6 +92,13 @@ def test_the_last_positions_are_stored_and_read_as_they_were(folder):
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 60_000
 
 
+@pytest.mark.parametrize(("budget", "kept"), [(1000, {39, 79}), (2000, {39, 79, 0, 42})])
+def test_of_little_space_the_last_position_comes_first_and_then_the_first(budget, kept, folder):
+    reduce_evidence(folder, budget)
+    (back,) = (each for each in read_golden(folder) if each.case.name == "long")
+    assert set(back.determined["logits"]) == kept
+
+
 @pytest.mark.parametrize(("row", "status"), [(39, "failed"), (79, "failed"), (40, "passed")])
 def test_a_wrong_row_fails_unless_it_is_padding(row, status, folder):
     reduce_evidence(folder, 2**20)

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from conftest import on, small_spec
-from shared import extended
+from shared import extended, passed_bundle, report_of
 
 from attn_export import build, verify
 from attn_export.commands.bundle_graphs import lower_all
@@ -181,12 +181,12 @@ def test_a_window_is_known_by_its_values(fields: dict[str, Any], window: int | N
 JUDGED = IN_PLACE | {"rotary": "half", "window_left": 4}
 
 
-def test_the_judge_takes_it(tmp_path: Path):
-    report = build(small_spec(**JUDGED), tmp_path / "b", runtimes=["ort-cpu"], dialects=[CUDA])
-    assert report.passed
-    assert {run.graph: run.outcome for run in report.runs}["model.cuda.decode.onnx"] == "ran"
-    kept = json.loads((tmp_path / "b" / "manifest.json").read_text())["graphs"]
-    assert set(kept) == set(GRAPHS)
+def test_the_judge_takes_it():
+    bundle = passed_bundle(small_spec(**JUDGED))
+    outcomes = {run["graph"]: run["outcome"] for run in report_of(bundle)["runs"]}
+    assert outcomes["model.cuda.decode.onnx"] == "ran"
+    kept = json.loads((bundle / "manifest.json").read_text())["graphs"]
+    assert set(kept) >= set(GRAPHS)
 
 
 @pytest.mark.extended

@@ -22,7 +22,7 @@ from evidence import (
 )
 from javascript_kits import kit_of, plant_fault, run
 from readmes import blocks, commands, states_the_meaning_of_true
-from shared import bundle_of, spec_of
+from shared import bundle_of, extended, spec_of
 
 from attn_export.bundle.manifest import FORMAT
 from attn_export.parts.kits.kit import write_kit
@@ -60,8 +60,8 @@ def test_the_programs_in_its_readme_run(name: str, tmp_path: Path):
     assert states_the_meaning_of_true(kit) == (name == "append")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.every(3)
+# "append" is tested as its README says, and "in-place" as another bundle.
+@pytest.mark.parametrize("name", extended(NAMES, "float16".__eq__))
 def test_every_case_passes_and_the_replay_with_them(name: str, tmp_path: Path):
     done = run(kit_of("node", bundle_of(name), tmp_path, "node"), "node", "src/self_test.mjs")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +79,7 @@ def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
     check_decode_graph(run(kit, "node", "src/self_test.mjs").stdout.splitlines())
 
 
-@pytest.mark.parametrize("dialect", ["standard", "portable"])
+@pytest.mark.parametrize("dialect", extended(["standard", "portable"], "standard".__eq__))
 def test_a_wrong_scale_fails(dialect: str, tmp_path: Path):
     kit = _ready(write_kit("node", bundle_of("append"), tmp_path / "kit", dialect=dialect))
     plant_fault(kit / "bundle", spec_of("append"))

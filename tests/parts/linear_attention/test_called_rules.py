@@ -20,7 +20,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from attn_export import Subject, build
+from attn_export import Axis, Subject, build
 from attn_export.parts.linear_attention.called_rules import capturing
 
 _SIZES = {
@@ -57,7 +57,7 @@ def test_a_module_of_transformers_becomes_one_node(name: str, tmp_path: Path, ne
         for parameter in module.parameters():  # some are not set before a model sets them
             nn.init.uniform_(parameter, -0.3, 0.3)
         example = {"hidden_states": torch.randn(2, 5, 32)}
-    named = {"hidden_states": {0: "batch", 1: "query_len"}}
+    named = {"hidden_states": {0: "batch", 1: Axis("query_len", max=32)}}
     subject = Subject(module, example, named, ["output"])
     report = build(subject, tmp_path / "out", runtimes=["ort-cpu==1.32.0"], dialects=["standard"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
@@ -119,7 +119,7 @@ class Net(nn.Module):
 def test_a_function_of_ones_own_becomes_a_node_with_its_state(tmp_path: Path, need):
     need("ort-cpu==1.32.0")
     example = {"x": torch.randn(2, 5, 16), "state": torch.randn(2, 4, 4, 4)}
-    named = {"x": {0: "batch", 1: "query_len"}, "state": {0: "batch"}}
+    named = {"x": {0: "batch", 1: Axis("query_len", max=32)}, "state": {0: "batch"}}
     subject = Subject(Net().eval(), example, named, ["output", "new_state"])
     report = build(subject, tmp_path / "out", runtimes=["ort-cpu==1.32.0"], dialects=["standard"])
     assert report.passed

@@ -13,8 +13,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from agreement import right_graphs
 from conftest import ROOT
 from linear_specs import LINEAR_SPECS
+from shared import extended
 from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
@@ -29,10 +31,8 @@ from attn_export.truth.oracle import Oracle
 
 NEWER = "ort-cpu==1.32.0"
 GRAPHS = ("model.onnx", "model.portable.onnx", "model.ort.onnx")
-EACH = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"linear {number % 2}"))
-    for number, name in enumerate(LINEAR_SPECS)
-]
+WHOLE = "gated delta, gqa"
+"""The spec that is built by default; of others the graphs are compared at a few sizes."""
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +49,14 @@ def built(tmp_path_factory: pytest.TempPathFactory):
     return build_once
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", LINEAR_SPECS)
 @pytest.mark.every(4)
+def test_graphs_for_the_installed_release_are_right(name: str):
+    right_graphs(Subject.from_spec(LINEAR_SPECS[name]), "portable", "ort")
+
+
+@pytest.mark.parametrize("name", extended(LINEAR_SPECS, WHOLE.__eq__))
+@pytest.mark.xdist_group("linear")
 def test_every_graph_passes_in_every_runtime_that_has_the_operators(name: str, built, need):
     need(NEWER)
     report, bundle = built(name)
@@ -69,9 +75,10 @@ def test_every_graph_passes_in_every_runtime_that_has_the_operators(name: str, b
     assert entries["model.onnx"]["needs"]["onnxruntime"] == "1.32"
 
 
+@pytest.mark.xdist_group("linear")
 def test_a_decode_of_300_tokens_is_judged_and_verified(built, need):
     need(NEWER)
-    _, bundle = built("gated delta, gqa")
+    _, bundle = built(WHOLE)
     report = verify(bundle, runtimes=[NEWER])
     decoded = [v for v in report.verdicts if v.case == "decode_300"]
     assert {(v.graph, v.output) for v in decoded} == {
@@ -121,8 +128,10 @@ for name in sys.argv[3:]:
 """
 
 
-@pytest.mark.parametrize("name", [each for each in EACH if "no state" not in each.values[0]])
-@pytest.mark.every(4)
+@pytest.mark.parametrize(
+    "name", extended([name for name in LINEAR_SPECS if "no state" not in name], WHOLE.__eq__)
+)
+@pytest.mark.xdist_group("linear")
 def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_path: Path):
     need(NEWER)
     module = EveryState(seeded_attention(LINEAR_SPECS[name])).eval()

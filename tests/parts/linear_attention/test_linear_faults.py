@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -29,12 +30,14 @@ def subject_of(
     return parameters, cases, functools.cache(lambda case: oracle.usable(cases[case]))
 
 
-def verdicts_of(name: str, fault: str = "") -> Iterator[Verdict]:
-    """Yield the verdicts on plain numpy with a fault, case by case."""
+def verdicts_of(name: str, fault: str = "", *, most: float = math.inf) -> Iterator[Verdict]:
+    """Yield the verdicts on plain numpy with a fault, case by case, up to `most` tokens."""
     parameters, cases, golden_of = subject_of(name)
     changes = FAULTS[fault][1] if fault else None
     # The longest cases show what happens at chunks.
     for case in sorted(cases, key=lambda case: cases[case].sizes["query_len"] > 60):
+        if cases[case].sizes["query_len"] > most:
+            return
         golden = golden_of(case)
         with np.errstate(all="ignore"):
             given = numpy_linear.run(LINEAR_SPECS[name], parameters, golden.case.inputs, changes)
@@ -58,7 +61,8 @@ PLANTED = planted()
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_caught_and_the_reference_passes(name: str):
-    assert [v for v in verdicts_of(name) if v.status != "passed"] == []
+    most = math.inf if name == next(iter(PLANTED)) else 60  # the truth of long cases takes seconds
+    assert [v for v in verdicts_of(name, most=most) if v.status != "passed"] == []
     missed = [
         fault
         for fault in PLANTED[name]
