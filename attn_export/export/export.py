@@ -46,6 +46,7 @@ from attn_export.graph import Graph, IrGraph
 from attn_export.graph.axis_names import BOUNDS, name_axes, name_output_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
+from attn_export.graph.unread import read_when_needed
 from attn_export.optional_parts import hooks
 
 # -- subjects in narrow types -------------------------------------------------------------------
@@ -123,7 +124,8 @@ def _operations(program: ExportedProgram) -> list[str]:
 
 
 def _export(subject: Subject) -> IrGraph:
-    with _quiet():
+    unread = subject.unread.at_addresses() if subject.unread else contextlib.nullcontext()
+    with _quiet(), unread:
         program = _checked_program(subject)
         model = _translate(subject, program)
         name_axes(model, subject.axes)
@@ -133,6 +135,8 @@ def _export(subject: Subject) -> IrGraph:
         name_output_axes(model, subject.output_shapes)
         if subject.rewrite is not None:
             subject.rewrite(model)
+        if subject.unread is not None:
+            read_when_needed(model)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None

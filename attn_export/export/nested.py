@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from attn_export.errors import ExportError, UsageError, one_line
+from attn_export.errors import ExportError, UsageError, WeightsError, one_line
 from attn_export.export.trees import checked_inputs, dense
 
 _CONSTANTS = (bool, int, float, str, type(None))
@@ -292,6 +292,8 @@ class Results:
         arguments = tree.rebuild(inputs)
         try:
             returned = call(arguments)
+        except WeightsError:
+            raise
         except Exception as error:
             from attn_export.export.run_errors import cause_in_run
 

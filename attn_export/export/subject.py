@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
     from attn_export.export.quantised_linears import QuantisedLinears
+    from attn_export.export.unread_weights import UnreadWeights
     from attn_export.quality import Budget
 
 
@@ -94,6 +95,7 @@ class Subject:
     has_narrow_caches = False  # beside a model in float32
     restores_state = True  # whether a run leaves the attributes of the module as they were
     maps_weights = False  # whether the module may read them from the bundle's file
+    unread: UnreadWeights | None = None  # those that the module holds only while they are needed
     encoder: Subject | None = None
     linears: QuantisedLinears | None = None  # if their weights are integers
     budget: Budget | None = None  # the limit of the distance from the float model, if there is one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axis_names import Size
+from attn_export.graph.unread import is_unread, lazy, reader
 
 MASK_INPUT, PAST_KEY_INPUT, PAST_VALUE_INPUT = 3, 4, 5
 """Indices of optional inputs of `Attention`."""
@@ -247,7 +249,7 @@ def merge_equal_constants(model: ir.Model, *, large: bool = False) -> None:
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor):
             continue
-        is_large = tensor.size > LARGE
+        is_large = tensor.size > LARGE or is_unread(tensor)
         if is_large and not large:
             continue
         content = None if is_large else tensor.tobytes()
@@ -268,7 +270,7 @@ def same_bytes(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -
     """
     if one is None or other is None or one is other:
         return one is other
-    rows = zip(np.atleast_2d(one.numpy()), np.atleast_2d(other.numpy()), strict=True)
+    rows = zip(*(np.atleast_2d(reader(each.numpy())()) for each in (one, other)), strict=True)
     return all(a.tobytes() == b.tobytes() for a, b in rows)
 
 
@@ -303,10 +305,19 @@ def _narrow_source(model: ir.Model, value: ir.Value, dtype: ir.DataType) -> None
     model.graph.insert_before(model.graph[0], cast)
     value.dtype = dtype
     if value.const_value is not None:
-        exact = value.const_value.numpy()
-        stored = exact.astype(dtype.numpy())
-        assert np.array_equal(stored.astype(exact.dtype), exact), f"{name} is not exact in {dtype}"
-        value.const_value = ir.tensor(stored, dtype=dtype, name=name)
+        wide = value.const_value
+        narrow = functools.partial(_narrowed, wide, dtype)
+        value.const_value = (
+            lazy(name, dtype, wide.shape, narrow) if isinstance(wide, ir.LazyTensor)
+            else ir.tensor(narrow(), dtype=dtype, name=name)
+        )  # fmt: skip
+
+
+def _narrowed(tensor: ir.TensorProtocol, dtype: ir.DataType) -> np.ndarray:
+    exact = tensor.numpy()
+    stored: np.ndarray = exact.astype(dtype.numpy())
+    assert np.array_equal(stored.astype(exact.dtype), exact), f"{tensor.name} has other values"
+    return stored
 
 
 def _narrow_output(model: ir.Model, index: int, dtype: ir.DataType) -> None:

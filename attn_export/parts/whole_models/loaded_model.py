@@ -40,11 +40,12 @@ def load_model(model: Any, *, is_changed: bool = True) -> tuple[Any, tuple[str, 
 
 
 def load_to_build(
-    model: Any, dtype: str, *, is_changed: bool = True
+    model: Any, dtype: str, *, is_changed: bool = True, is_captured: bool = True
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the model of a checkpoint or of the user in a type, as transformers runs it in it.
 
     `is_changed`: Whether its weights are changed, so that all must be in memory.
+    `is_captured`: Whether a graph is made of it.
     """
     if dtype not in _DTYPES:
         raise UsageError(f"dtype of a whole model is {', '.join(_DTYPES)}; got {dtype!r}")
@@ -54,7 +55,11 @@ def load_to_build(
         checkpoint, wanted = read_checkpoint(Path(model)), getattr(torch, dtype)
         own = checkpoint.config.dtype
         told = () if own in (None, wanted) else (f"the model is {_name(own)}, and {how}",)
-        if not is_changed and checkpoint.elements > LARGE:
+        if (
+            not is_changed
+            and checkpoint.elements > LARGE
+            and not (is_captured and checkpoint.has_encoder)
+        ):
             loaded = checkpoint.load_by_unit(wanted)
         else:
             checkpoint.config.dtype = wanted

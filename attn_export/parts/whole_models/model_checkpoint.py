@@ -65,6 +65,11 @@ class _ModelCheckpoint:
     elements: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the model is an encoder, or has one beside its decoder."""
+        return self.config.is_encoder_decoder or not self.architecture.can_generate()
+
     def load(self) -> PreTrainedModel:
         """Return the model in its type, for evaluation, with every tensor from the files."""
         self._refuse_too_large()
@@ -77,7 +82,7 @@ class _ModelCheckpoint:
         """
         use_disk()
         model = self._loaded()
-        hold_by_unit(model)
+        hold_by_unit(model, {*self.source.files.values()})
         if dtype is None or dtype == model.dtype:
             return model
         import torch

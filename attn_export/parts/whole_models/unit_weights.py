@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_export.errors import WeightsError
 from attn_export.export.module_state import copy_module
+from attn_export.export.unread_weights import UnreadWeights
 
 _WIDENED = 2**26
 """The largest number of elements of a weight that is widened to float64 when it is read."""
@@ -34,22 +39,63 @@ _SMALL = 2**16
 """The largest number of elements of a weight that stays in memory."""
 
 
+class _Files:
+    """The files of a checkpoint, which must stay as they are while weights are read."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._known = {path: _state_of(path) for path in paths}
+
+    def check(self) -> None:
+        """Refuse to read on if a file is another one: a shorter one would end the process."""
+        for path, known in self._known.items():
+            if _state_of(path) != known:
+                raise WeightsError(f"{path} was changed while it was read; start again")
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class _Stored:
     """The weights of a unit, as the checkpoint has them, by their paths in it.
 
     Attributes:
         number: The place of the unit in the model.
+        types: The types that its weights are rounded to, before they are widened.
     """
 
-    def __init__(self, number: int, weights: dict[str, Tensor]) -> None:
-        self.number, self.weights = number, weights
+    def __init__(self, number: int, weights: dict[str, Tensor], files: _Files) -> None:
+        self.number, self.weights, self._files = number, weights, files
+        self.types = {path: weight.dtype for path, weight in weights.items()}
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # views of mapped files
 
+    def read(self, path: str, dtype: torch.dtype) -> Tensor:
+        """Return a weight in a type."""
+        self._files.check()
+        return self.weights[path].to(self.types[path]).to(dtype)
 
-def hold_by_unit(model: nn.Module) -> None:
-    """Let a model hold its large weights only while the unit that has them runs."""
+    def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
+        """Return the same weights in a copy that has them in other types."""
+        copy = _Stored(self.number, self.weights, self._files)
+        copy.types = {
+            path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
+            for path, own in self.types.items()
+        }
+        return copy
+
+
+def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
+    """Let a model hold its large weights only while the unit that has them runs.
+
+    `files`: Those of its checkpoint.
+    """
+    watched = _Files(files)
     holders = dict[int, nn.Parameter]()
     for number, unit in enumerate(_units(model)):
         stored = dict[str, Tensor]()
@@ -57,7 +103,7 @@ def hold_by_unit(model: nn.Module) -> None:
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit.stored_weights = _Stored(number, stored)  # type: ignore[assignment]
+        unit.stored_weights = _Stored(number, stored, watched)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
 
@@ -83,7 +129,20 @@ def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype
     for name, tensor in (*copy.named_parameters(), *copy.named_buffers()):
         if name in dtypes and not _is_placeholder(tensor):
             tensor.data = tensor.data.to(dtypes[name])
+    for unit, stored in _stored(copy):
+        held = {path: _holder(unit, path).dtype for path in stored.weights}
+        unit.stored_weights = stored.rounded(held)  # type: ignore[assignment]
     return copy
+
+
+def unread_weights(model: nn.Module) -> UnreadWeights:
+    """Return the large weights of a model by units as they are captured and written."""
+    readers = dict[int, tuple[nn.Parameter, Callable[[], Tensor]]]()
+    for unit, stored in _stored(model):
+        for path in stored.weights:
+            holder = _holder(unit, path)
+            readers[id(holder)] = holder, functools.partial(stored.read, path, holder.dtype)
+    return UnreadWeights([*readers.values()])
 
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -147,8 +206,8 @@ def _load(unit: nn.Module) -> None:
         # Larger ones are widened block by block, as they are multiplied, and rows when looked up.
         is_whole = holder.dtype != torch.float64 or weight.numel() <= _WIDENED
         is_whole &= type(unit) is not nn.Embedding
-        held = nn.Parameter(weight.to(holder.dtype) if is_whole else weight, requires_grad=False)
-        owner._parameters[leaf], holders[path] = held, holder
+        read = stored.read(path, holder.dtype if is_whole else stored.types[path])
+        owner._parameters[leaf], holders[path] = nn.Parameter(read, requires_grad=False), holder
     vars(unit)["placeholders"] = holders
 
 
@@ -165,6 +224,20 @@ def _drop_weights(unit: nn.Module) -> None:
         owner._parameters[leaf] = holder
 
 
+def _stored(model: nn.Module) -> Iterator[tuple[nn.Module, _Stored]]:
+    """Yield each unit of a model, with its weights."""
+    for unit in model.modules():
+        if isinstance(stored := getattr(unit, "stored_weights", None), _Stored):
+            yield unit, stored
+
+
+def _holder(unit: nn.Module, path: str) -> nn.Parameter:
+    owner, leaf = _owner(unit, path)
+    holder = owner._parameters[leaf]
+    assert holder is not None  # it is one of the unit's weights
+    return holder
+
+
 def _owner(unit: nn.Module, path: str) -> tuple[nn.Module, str]:
     """Return the module that has a weight, and the name of the weight there."""
     prefix, _, leaf = path.rpartition(".")
@@ -175,17 +248,20 @@ def _owner(unit: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 
 def _enter(unit: nn.Module, _: Any) -> None:
+    if torch.compiler.is_exporting():
+        return
     run = _RUN.get()
     if run is not None:
         run.arrive(unit)
         return
     # In a thread of its own, no mode of this run sees the operations.
-    thread = threading.Thread(target=_load, args=(unit,))
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_load, unit).result()
 
 
 def _leave(unit: nn.Module, _: Any, outputs: Any) -> Any:
+    if "placeholders" not in vars(unit):  # it could not be read
+        return outputs
     if type(unit) is nn.Embedding and isinstance(outputs, Tensor):
         outputs = outputs.to(vars(unit)["placeholders"]["weight"].dtype)
     if _RUN.get() is None:

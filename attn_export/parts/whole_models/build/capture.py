@@ -20,7 +20,7 @@ from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from attn_export.attention import functional, onnx_attention
-from attn_export.errors import ExportError, one_line
+from attn_export.errors import ExportError, WeightsError, one_line
 from attn_export.parts.whole_models.build.attention import CALL, Call, OwnAttentionError, attending
 from attn_export.parts.whole_models.build.part import ids_beside, passing
 from attn_export.parts.whole_models.build.single_nodes import SingleNodes
@@ -214,6 +214,8 @@ class CapturedDecoder(nn.Module):
                     wanted = _generated(self.model, ids, short, prompt)
                     found = self._decoded(ids, short, prompt, caches)
                     wrong = next((n for n, x in enumerate(wanted) if not _near(next(found), x)), -1)
+            except WeightsError:
+                raise
             except Exception as error:  # as various as the models
                 raise ExportError(f"{kind} cannot be decoded: {one_line(error)}") from error
             if wrong >= 0:
@@ -258,6 +260,8 @@ class CapturedDecoder(nn.Module):
                 logits, *_ = self._run(
                     call, given.pop(next(iter(given))), given.pop("logit_index", None), given
                 )
+        except WeightsError:
+            raise
         except Exception as error:  # as various as the models
             raise ExportError(
                 f"{self.model.config.model_type} does not run with a cache in place; models whose "

@@ -79,6 +79,7 @@ from attn_export.parts.whole_models.model_reference import (
 )
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
+from attn_export.parts.whole_models.unit_weights import is_by_unit, unread_weights
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -123,9 +124,11 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     `is_captured`: Whether a graph is made of it.
     """
-    is_changed = is_captured or adapter is not None or weights_dtype != "none"
+    is_changed = adapter is not None or weights_dtype != "none"
+    # A part is cut before its weights are read; integers and narrow caches have truths of their own
+    is_changed |= is_captured and (kv_dtype != "none" or os.name != "posix")
     is_ours = isinstance(model, str | Path)
-    loaded, notes = load_to_build(model, dtype, is_changed=is_changed)
+    loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
     if adapter is not None:
         notes = *notes, merge_adapter(adapter, model, loaded)
     weights, rounds, part = None, rounded_cache(kv_dtype), None
@@ -153,7 +156,10 @@ def subject_of_model(
         subject = BuiltEncoder(loaded, notes)
     subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
-    subject.maps_weights = is_ours and not weights and os.name == "posix" and is_large_model(loaded)
+    subject.maps_weights = (
+        is_ours and not weights and subject.unread is None and os.name == "posix"
+        and is_large_model(loaded)
+    )  # fmt: skip
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
     if not layers:
@@ -298,6 +304,7 @@ class _BuiltModel(Subject):
             self.sums = _SUMS
             self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
         self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
+        self.unread = unread_weights(model) if is_by_unit(model) else None
 
         def in_float32() -> _BuiltModel:
             wide = in_dtype(model, (), "float32")[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from attn_export.export.mapped_weights import PARTS
 from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import constant_array, dims, nodes_of, producer_of
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.unread import Read, lazy, reader
 
 
 def rewrite_weights(model: ir.Model) -> None:
@@ -45,8 +46,9 @@ def _add_offsets(model: ir.Model) -> None:
         number = constant_array(offset)
         if weight is not None and _rank(weight) == 1 and number is not None and not number.ndim:
             array, name = constant_array(weight), f"{weight.name}.plus_{number.item():g}"
-            compute = functools.partial(np.add, array, number)
-            added = _weight(model, name, weight.dtype, dims(weight), compute)
+            assert array is not None  # it has a rank
+            read = functools.partial(_add, reader(array), number)
+            added = _weight(model, name, weight.dtype, dims(weight), read)
             node.outputs[0].replace_all_uses_with(added)
 
 
@@ -61,15 +63,21 @@ def _move_experts(model: ir.Model) -> None:
         if len(weight.uses()) == 1:
             del model.graph.initializers[name]
         shape = [int(str(size)) for size in dims(out)]
-        compute = functools.partial(_move, tensor, shape, node.attributes.get_ints("perm", ()))
-        value = _weight(model, name, weight.dtype, shape, compute)
+        array = tensor.numpy if isinstance(tensor, ir.LazyTensor) else reader(tensor.numpy())
+        read = functools.partial(_move, array, shape, node.attributes.get_ints("perm", ()))
+        value = _weight(model, name, weight.dtype, shape, read)
         value.meta[PARTS] = weight.meta.get(PARTS) or [tensor.numpy()]
         out.replace_all_uses_with(value)
         model.graph.remove(node, safe=True)
 
 
-def _move(tensor: ir.TensorProtocol, shape: Sequence[int], perm: Sequence[int]) -> np.ndarray:
-    array = tensor.numpy()
+def _add(read: Read, number: np.ndarray) -> np.ndarray:
+    added: np.ndarray = np.add(read(), number)
+    return added
+
+
+def _move(read: Read, shape: Sequence[int], perm: Sequence[int]) -> np.ndarray:
+    array = read()
     return np.ascontiguousarray(array.transpose(perm) if perm else array.reshape(shape))
 
 
@@ -112,30 +120,31 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def _packed(model: ir.Model, values: Sequence[ir.Value | None]) -> ir.Value:
     """Return a weight of others, side by side."""
     weights = [value for value in values if value is not None]
-    arrays = [constant_array(weight) for weight in weights]  # views on the model's memory
+    # Views on the model's memory.
+    arrays = [array for array in map(constant_array, weights) if array is not None]
     paths = [str(weight.name).split(".") for weight in weights]
     same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     start = [parts[0] for parts in same]
     own = "_".join(".".join(path[len(start) : -1]) for path in paths)
     name = ".".join([*start, own, paths[0][-1]])
     shape = *dims(weights[0])[:-1], sum(int(str(dims(weight)[-1])) for weight in weights)
-    compute = functools.partial(np.concatenate, arrays, axis=-1)
-    value = _weight(model, name, weights[0].dtype, shape, compute)
+    readers = [reader(array) for array in arrays]
+    value = _weight(
+        model, name, weights[0].dtype, shape,
+        lambda: np.concatenate([read() for read in readers], axis=-1),
+    )  # fmt: skip
     value.meta[PARTS] = arrays
     return value
 
 
 def _weight(
     model: ir.Model, name: str, dtype: ir.DataType | None, shape: Sequence[Size],
-    compute: Callable[[], np.ndarray],
+    read: Read,
 ) -> ir.Value:  # fmt: skip
     """Return a weight that is computed when it is read."""
     while name in model.graph.initializers:
         name += "_"
     assert dtype is not None  # weights have one
-    tensor = ir.LazyTensor(
-        lambda: ir.tensor(compute(), name=name), dtype, ir.Shape(shape), name=name
-    )
-    value = ir.val(name, const_value=tensor)
+    value = ir.val(name, const_value=lazy(name, dtype, ir.Shape(shape), read))
     model.graph.register_initializer(value)
     return value

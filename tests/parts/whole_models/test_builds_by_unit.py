@@ -1,0 +1,87 @@
+"""Builds of large models, whose weights are read a unit at a time: the same graphs and weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_decoders import tiny_decoder
+
+from attn_export import Subject
+from attn_export.commands.bundle_graphs import lower_all
+from attn_export.errors import WeightsError
+from attn_export.export.export import export
+from attn_export.graph.save import save_graphs
+from attn_export.graph.unread import Unread, reader
+from attn_export.parts.whole_models import loaded_model, unit_weights
+
+SMALL, SIZE = 128, 64
+"""Elements of weights that stay in memory here, and the width of the models."""
+
+
+def extended(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.extended)
+
+
+def files_of(folder: Path, checkpoint: Path, dtype: str) -> dict[str, bytes]:
+    """Return the graphs and weights of a checkpoint by name."""
+    folder.mkdir()
+    subject = Subject.from_model(checkpoint, dtype=dtype)
+    graphs, _ = lower_all(export(subject), ("standard", "ort"))
+    save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("kind", "dtype", "fields"), [
+    ("gemma2", "float32", {}),  # tied, offsets of norms
+    ("mixtral", "float32", {}),  # experts
+    ("llama", "float16", {"tie_word_embeddings": True, "attention_bias": True}),  # packed
+    extended("phi3", "float32", {}),  # packed in the checkpoint
+    extended("gpt2", "float16", {}),  # stored [in, out]
+    extended("qwen3", "bfloat16", {}),  # computed in float32
+])  # fmt: skip
+def test_graphs_and_weights_are_those_of_a_build_in_memory(
+    kind: str, dtype: str, fields: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    # In float32, so that narrower types round them.
+    tiny_decoder(kind, **fields).save_pretrained(checkpoint)
+    whole = files_of(tmp_path / "whole", checkpoint, dtype)
+    monkeypatch.setattr(loaded_model, "LARGE", 0)
+    monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
+    by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype)
+    assert {n: x for n, x in by_unit.items() if x != whole.get(n)} == {}
+    assert len(by_unit) == len(whole) >= 3
+
+
+def test_a_checkpoint_that_changes_meanwhile_is_not_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_decoder("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(loaded_model, "LARGE", 0)
+    monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
+    subject = Subject.from_model(tmp_path)
+    model = export(subject).model
+    value = model.graph.initializers["model.model.embed_tokens.weight"].const_value
+    assert value is not None
+    before = value.numpy()
+    file = tmp_path / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    for read in (value.numpy, lambda: subject.call(subject.module, subject.inputs)):
+        with pytest.raises(WeightsError, match="safetensors was changed while it was read"):
+            read()
+    assert before.shape == (64, 64)
+
+
+def test_views_of_unread_arrays_are_read_as_views_of_their_numbers() -> None:
+    numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
+    unread = Unread(numbers.nbytes, lambda: numbers)
+    here = np.frombuffer(unread.pages, np.float32).reshape(4, 6)
+    for view in (lambda x: x, lambda x: x.T, lambda x: x[1:3, ::2], lambda x: x.reshape(2, 12).T):
+        assert not view(here).any()
+        np.testing.assert_array_equal(reader(view(here))(), view(numbers))
+    other = np.ones(3)
+    assert reader(other)() is other
