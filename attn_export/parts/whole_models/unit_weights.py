@@ -103,7 +103,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit.stored_weights = _Stored(number, stored, watched)  # type: ignore[assignment]
+        unit._stored_weights = _Stored(number, stored, watched)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
 
@@ -131,7 +131,7 @@ def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype
             tensor.data = tensor.data.to(dtypes[name])
     for unit, stored in _stored(copy):
         held = {path: _holder(unit, path).dtype for path in stored.weights}
-        unit.stored_weights = stored.rounded(held)  # type: ignore[assignment]
+        unit._stored_weights = stored.rounded(held)  # type: ignore[assignment]
     return copy
 
 
@@ -149,7 +149,7 @@ def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield each weight by its path in a model, those of units as the checkpoint has them."""
     seen = set[str]()
     for path, unit in model.named_modules():
-        if isinstance(stored := getattr(unit, "stored_weights", None), _Stored):
+        if isinstance(stored := getattr(unit, "_stored_weights", None), _Stored):
             for name, tensor in stored.weights.items():
                 seen.add(full := f"{path}.{name}" if path else name)
                 yield full, tensor
@@ -198,7 +198,7 @@ def _is_placeholder(weight: Tensor) -> bool:
 
 def _load(unit: nn.Module) -> None:
     """Read the weights of a unit, in the type of their placeholders."""
-    stored: Any = unit.stored_weights
+    stored: Any = unit._stored_weights
     holders = dict[str, Any]()
     for path, weight in stored.weights.items():
         owner, leaf = _owner(unit, path)
@@ -227,7 +227,7 @@ def _drop_weights(unit: nn.Module) -> None:
 def _stored(model: nn.Module) -> Iterator[tuple[nn.Module, _Stored]]:
     """Yield each unit of a model, with its weights."""
     for unit in model.modules():
-        if isinstance(stored := getattr(unit, "stored_weights", None), _Stored):
+        if isinstance(stored := getattr(unit, "_stored_weights", None), _Stored):
             yield unit, stored
 
 
@@ -367,6 +367,6 @@ def in_step(
 
 def _place(unit: nn.Module) -> tuple[int, int]:
     """Return the place of a unit in the order of loading: that of a float64 copy is the later."""
-    stored: Any = unit.stored_weights
+    stored: Any = unit._stored_weights
     dtypes = (weight.dtype for weight in unit.parameters())
     return stored.number, max((dtype.itemsize for dtype in dtypes), default=0)

@@ -26,10 +26,10 @@ def extended(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.extended)
 
 
-def files_of(folder: Path, checkpoint: Path, dtype: str) -> dict[str, bytes]:
+def files_of(folder: Path, checkpoint: Path, dtype: str, layers: str) -> dict[str, bytes]:
     """Return the graphs and weights of a checkpoint by name."""
     folder.mkdir()
-    subject = Subject.from_model(checkpoint, dtype=dtype)
+    subject = Subject.from_model(checkpoint, dtype=dtype, layers=layers)
     graphs, _ = lower_all(export(subject), ("standard", "ort"))
     save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -39,6 +39,7 @@ def files_of(folder: Path, checkpoint: Path, dtype: str) -> dict[str, bytes]:
     ("gemma2", "float32", {}),  # tied, offsets of norms
     ("mixtral", "float32", {}),  # experts
     ("llama", "float16", {"tie_word_embeddings": True, "attention_bias": True}),  # packed
+    ("llama/1-1", "float32", {}),  # one layer
     extended("phi3", "float32", {}),  # packed in the checkpoint
     extended("gpt2", "float16", {}),  # stored [in, out]
     extended("qwen3", "bfloat16", {}),  # computed in float32
@@ -48,11 +49,12 @@ def test_graphs_and_weights_are_those_of_a_build_in_memory(
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     # In float32, so that narrower types round them.
+    kind, _, layers = kind.partition("/")
     tiny_decoder(kind, **fields).save_pretrained(checkpoint)
-    whole = files_of(tmp_path / "whole", checkpoint, dtype)
+    whole = files_of(tmp_path / "whole", checkpoint, dtype, layers)
     monkeypatch.setattr(loaded_model, "LARGE", 0)
     monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
-    by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype)
+    by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype, layers)
     assert {n: x for n, x in by_unit.items() if x != whole.get(n)} == {}
     assert len(by_unit) == len(whole) >= 3
 

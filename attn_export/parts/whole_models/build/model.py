@@ -125,7 +125,7 @@ def subject_of_model(
     `is_captured`: Whether a graph is made of it.
     """
     is_changed = adapter is not None or weights_dtype != "none"
-    # A part is cut before its weights are read; integers and narrow caches have truths of their own
+    # Integers and narrow caches have truths of their own, from models that are in memory.
     is_changed |= is_captured and (kv_dtype != "none" or os.name != "posix")
     is_ours = isinstance(model, str | Path)
     loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
