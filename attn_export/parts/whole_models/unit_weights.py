@@ -254,9 +254,8 @@ def _enter(unit: nn.Module, _: Any) -> None:
     if run is not None:
         run.arrive(unit)
         return
-    # In a thread of its own, no mode of this run sees the operations.
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(_load, unit).result()
+    # In another thread, no mode of this run sees the operations.
+    _THREADS.submit(_load, unit).result()
 
 
 def _leave(unit: nn.Module, _: Any, outputs: Any) -> Any:
@@ -267,6 +266,10 @@ def _leave(unit: nn.Module, _: Any, outputs: Any) -> Any:
     if _RUN.get() is None:
         _drop(unit)
     return outputs
+
+
+_THREADS = ThreadPoolExecutor(1000)
+"""The threads of all runs. They are used again, as libraries keep memory for each new one."""
 
 
 class _Stopped(BaseException):
@@ -285,11 +288,7 @@ class _Run:
         self.result: Any = None
         self.error: BaseException | None = None
         self._goes, self._stands, self._is_stopped = threading.Event(), threading.Event(), False
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(self._work, function), daemon=True
-        )
-        self._thread.start()
+        self._future = _THREADS.submit(contextvars.copy_context().run, self._work, function)
 
     def _work(self, function: Callable[[], Any]) -> None:
         _RUN.set(self)
@@ -323,7 +322,7 @@ class _Run:
         """Give it up."""
         self._is_stopped = True
         self._goes.set()
-        self._thread.join()
+        self._future.result()
 
 
 _RUN: contextvars.ContextVar[_Run | None] = contextvars.ContextVar("run", default=None)
