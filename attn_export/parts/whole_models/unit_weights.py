@@ -199,7 +199,7 @@ def _is_placeholder(weight: Tensor) -> bool:
 def _load(unit: nn.Module) -> None:
     """Read the weights of a unit, in the type of their placeholders."""
     stored: Any = unit._stored_weights
-    holders = dict[str, Any]()
+    holders = vars(unit)["placeholders"] = dict[str, Any]()  # first, as reading may fail
     for path, weight in stored.weights.items():
         owner, leaf = _owner(unit, path)
         holder: Any = owner._parameters[leaf]
@@ -208,7 +208,6 @@ def _load(unit: nn.Module) -> None:
         is_whole &= type(unit) is not nn.Embedding
         read = stored.read(path, holder.dtype if is_whole else stored.types[path])
         owner._parameters[leaf], holders[path] = nn.Parameter(read, requires_grad=False), holder
-    vars(unit)["placeholders"] = holders
 
 
 def _drop(unit: nn.Module) -> None:
@@ -259,7 +258,7 @@ def _enter(unit: nn.Module, _: Any) -> None:
 
 
 def _leave(unit: nn.Module, _: Any, outputs: Any) -> Any:
-    if "placeholders" not in vars(unit):  # it could not be read
+    if "placeholders" not in vars(unit):  # it is captured
         return outputs
     if type(unit) is nn.Embedding and isinstance(outputs, Tensor):
         outputs = outputs.to(vars(unit)["placeholders"]["weight"].dtype)

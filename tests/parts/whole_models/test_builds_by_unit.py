@@ -37,9 +37,9 @@ def files_of(folder: Path, checkpoint: Path, dtype: str, layers: str) -> dict[st
 
 @pytest.mark.parametrize(("kind", "dtype", "fields"), [
     ("gemma2", "float32", {}),  # tied, offsets of norms
-    ("mixtral", "float32", {}),  # experts
     ("llama", "float16", {"tie_word_embeddings": True, "attention_bias": True}),  # packed
     ("llama/1-1", "float32", {}),  # one layer
+    extended("mixtral", "float32", {}),  # experts
     extended("phi3", "float32", {}),  # packed in the checkpoint
     extended("gpt2", "float16", {}),  # stored [in, out]
     extended("qwen3", "bfloat16", {}),  # computed in float32

@@ -72,7 +72,7 @@ def test_runs_in_step_read_each_unit_once_and_give_what_single_runs_give(monkeyp
     read, load = list[int](), unit_weights._load
 
     def counted(unit):
-        read.append(unit.stored_weights.number)
+        read.append(unit._stored_weights.number)
         load(unit)
 
     monkeypatch.setattr(unit_weights, "_load", counted)
