@@ -8,6 +8,7 @@ wrong are named.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ RIGHT = 1e-6
 sums of others, as of a norm's weight and 1."""
 
 _NEAR = 0.9
-"""The largest relative L2 distance of what a layer gives, if it is wrong, from what it should."""
+"""The largest sine of the angle between what a wrong layer gives and what it should."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _ends(
         made = _with_sum(node, values, graph.compute_node(node, values))
         for name, value in made.items():
             if is_float(value) and value.size == states[0].size:
-                seen.append((name, [_distance(value, state, rows) for state in states]))
+                seen.append((name, [_angle(value, state, rows) for state in states]))
         return made
 
     graph.values(inputs, compute, kept=())
@@ -165,6 +166,19 @@ def _with_sum(
     bias = 4 if node.op_type == "SkipLayerNormalization" else 3
     terms: list[Any] = [values[x] for x in (*node.input[:2], *node.input[bias : bias + 1]) if x]
     return {**made, name: np.sum(np.broadcast_arrays(*terms), 0)}
+
+
+def _angle(found: np.ndarray, right: np.ndarray, rows: Sequence[int]) -> float:
+    """Return the sine of the angle between two arrays in some batch elements, whatever their scale.
+
+    1 stands for angles of 90 degrees and more.
+    """
+    a, b = found.reshape(right.shape)[list(rows)], right[list(rows)]
+    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    cosine = float(np.vdot(a, b)) / norms if norms else 0.0
+    if not 0 < cosine <= 1:
+        return 0.0 if cosine > 1 else 1.0
+    return math.sqrt((1 - cosine) * (1 + cosine))
 
 
 def _distance(found: Any, right: np.ndarray, rows: Sequence[int]) -> float:

@@ -139,8 +139,9 @@ class _UnitOracle(ModelOracle):
         rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
         if not rows:
             return unknown
-        ends: Any = self.subject.module.entry.outputs
-        follows = {name for name, end in ends.items() if end.role not in ("present", "window")}
+        call: Any = self.subject.module
+        ends = call.entry.outputs.items()
+        follows = {name for name, end in ends if end.role not in ("present", "window")}
         outputs = {names.outputs[n]: x for n, x in made[0].items() if n in follows}
         given = {names.inputs[n]: np.array(x) for n, x in inputs.items()}
         try:
