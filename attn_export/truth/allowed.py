@@ -268,6 +268,10 @@ class TruthSource(abc.ABC):
     def truth(self, inputs: Arrays) -> Arrays:
         """Return the outputs of the float64 run."""
 
+    def truths(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        """Return the outputs of several float64 runs."""
+        return [self.truth(each) for each in inputs]
+
     @abc.abstractmethod
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of a run in the types of the graph; raises at inputs it refuses."""

@@ -98,7 +98,7 @@ def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator
         array = other[name] = case.inputs[name].copy()
         # Infinite elements belong to a mask.
         array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
-    before, after = oracle.truth(case.inputs), oracle.truth(other)
+    before, (after,) = oracle.truth(case.inputs), oracle.truths([other])
     for name, t in before.items():
         batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
         if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
@@ -164,9 +164,10 @@ def precision(oracle: TruthSource, case: Case) -> float:
     def moved(sign: int) -> Mapping[str, np.ndarray]:
         x = case.inputs
         moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
-        return oracle.truth({**x, **moved})
+        return {**x, **moved}
 
-    before, at, after = (moved(sign) for sign in (-1, 0, 1))
+    before, after = oracle.truths([moved(-1), moved(1)])
+    at = oracle.truth(case.inputs)
     errors = [
         measure((before[name] + after[name]) / 2, t).whole
         for name, t in at.items()
