@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,25 +138,6 @@ fix_input_option = option(
     help="An input of the graph that always has this value, as in use_cache_branch=1.",
 )  # fmt: skip
 
-_UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
-
-
-def _memory(_: object, __: object, text: str | None) -> int | None:
-    """Return a size in MiB of a text such as ``8GiB``."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MG]i?B)", text)
-    mib = int(float(found[1]) * _UNITS[found[2]] / 2**20) if found else 0
-    if mib < _LEAST_MIB:
-        raise UsageError(
-            f"--memory is a size of at least {_LEAST_MIB}MiB, as 8GiB; got {printable(text, 40)}"
-        )
-    return mib
-
-
-_LEAST_MIB = 256
-"""The least memory of a runtime's process, of which importing its SDK takes a part."""
-
 # -- the options of runs ------------------------------------------------------------------------
 
 RUNS = (
@@ -177,7 +157,7 @@ RUNS = (
     ),
     option("--rtol", type=float, least=0, help="Relative tolerance; see --atol."),
     option(
-        "--memory", metavar="SIZE", callback=_memory,
+        "--memory", metavar="SIZE",
         help="The memory of each runtime's process, as in 8GiB. A graph whose weights take more "
         "than a quarter of it runs in slices.  [default: 3/4 of the machine's]",
     ),
@@ -206,22 +186,14 @@ def run_options(*others: Option) -> _Decorator:
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
-        def merged(
-            runtimes: tuple[str, ...], cpus: tuple[str, ...], memory: int | None, *, whole: bool,
-            **values: Any,
-        ) -> Any:  # fmt: skip
-            from attn_export.runtimes.protocol import Limits
+        def merged(runtimes: tuple[str, ...], cpus: tuple[str, ...], **values: Any) -> Any:
             from attn_export.runtimes.run_options import RunKeywords, RunOptions
 
             if cpus:
                 runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
-            usual = Limits.default()
-            limits = dataclasses.replace(
-                usual, memory_mib=memory or usual.memory_mib, runs_whole=whole
-            )
             names = values.keys() & RunKeywords.__annotations__.keys()
             given: Any = {name: values.pop(name) for name in names}
-            run = RunOptions.of(runtimes=runtimes, limits=limits, **given)
+            run = RunOptions.of(runtimes=runtimes, **given)
             return command(run=run, **values)
 
         return with_options(*RUNS, *others)(merged)

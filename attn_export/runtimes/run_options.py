@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TypedDict, Unpack
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, printable
 from attn_export.quality import Budget
 from attn_export.runtimes.catalogue import DEFAULT, all_names, runtime, runtimes_of
 from attn_export.runtimes.protocol import Limits, Runtime
@@ -60,6 +61,8 @@ class RunKeywords(TypedDict, total=False):
     rtol: float | None
     budgets: Sequence[str]
     search_more: bool
+    memory: str | None
+    whole: bool
     limits: Limits | None
     progress: Progress | None
 
@@ -101,6 +104,8 @@ class RunOptions:
         rtol: float | None = None,
         budgets: Sequence[str] = (),
         search_more: bool = False,
+        memory: str | None = None,
+        whole: bool = False,
         limits: Limits | None = None,
         progress: Progress | None = None,
     ) -> RunOptions:
@@ -110,12 +115,34 @@ class RunOptions:
         known = [name for name in all_names() if name not in excluded] if ALL in runtimes else []
         named = [name for name in runtimes if name != ALL and not name.startswith("-")]
         chosen = [*known, *named] or DEFAULT
+        limits = limits or Limits.default()
+        if memory is not None:
+            limits = dataclasses.replace(limits, memory_mib=_mib(memory))
+        if whole:
+            limits = dataclasses.replace(limits, runs_whole=True)
         return cls(
             tuple(_by_name([*chosen, *require]).values()),
             frozenset(_by_name([*named, *require, _ALWAYS_REQUIRED])),
             Gate(atol, rtol), tuple(map(Budget.parse, budgets)), search_more,
-            limits or Limits.default(), progress or Progress(),
+            limits, progress or Progress(),
         )  # fmt: skip
+
+
+_UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+
+_LEAST_MIB = 256
+"""The least memory of a runtime's process, of which importing its SDK takes a part."""
+
+
+def _mib(text: str) -> int:
+    """Return a size in MiB of a text such as ``8GiB``."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MG]i?B)", text)
+    mib = int(float(found[1]) * _UNITS[found[2]] / 2**20) if found else 0
+    if mib < _LEAST_MIB:
+        raise UsageError(
+            f"memory is a size of at least {_LEAST_MIB}MiB, as 8GiB; got {printable(text, 40)}"
+        )
+    return mib
 
 
 def _by_name(names: Iterable[str]) -> dict[str, Runtime]:

@@ -104,3 +104,18 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     for kind, about in further.items():
         reason = kind.unavailable()
         assert lines[kind.name].endswith(f"unavailable: {reason}" if reason else about)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("8GiB", 8192), ("1.5 GiB", 1536), ("512MiB", 512), ("1GB", 953)]
+)
+def test_memory_limits_processes_and_slices(text, mib):
+    limits = RunOptions.of(memory=text).limits
+    assert (limits.memory_mib, limits.slice_bytes) == (mib, mib * 2**20 // 32)
+    assert RunOptions.of(memory=text, whole=True).limits.slice_bytes is None
+
+
+@pytest.mark.parametrize("text", ["", "8", "8 TB", "-1GiB", "255MiB", "1e9GiB", "8GiB\n"])
+def test_a_memory_that_is_no_size_is_refused(text):
+    with pytest.raises(UsageError, match=r"memory is a size of at least 256MiB, as 8GiB; got"):
+        RunOptions.of(memory=text)
