@@ -29,8 +29,8 @@ MEMORY = Path("/dev/shm")
 MIN_FREE_BYTES = 1 << 30
 """The number of bytes that must be free in `MEMORY`. Containers often have 64 MiB."""
 
-_PLACES = {MEMORY}
-"""The places in memory that are used; see `use_disk`."""
+_NOT_USED: list[Path] = []
+"""The places in memory that are not used; see `use_disk`."""
 
 HELD = {LOCK := "lock", NEW := "new", OLD := "old"}
 """What a holder holds: its lock, the temporary folder, and folders while others replace them."""
@@ -129,11 +129,11 @@ def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 def use_disk() -> None:
     """Put the next temporary folders of this process on the disk, since memory is needed."""
-    _PLACES.discard(MEMORY)
+    _NOT_USED.append(MEMORY)
 
 
 def _fastest_parent() -> Path:
-    if MEMORY not in _PLACES:
+    if MEMORY in _NOT_USED:
         return Path(tempfile.gettempdir())
     if "TMPDIR" in os.environ or not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
         return Path(tempfile.gettempdir())

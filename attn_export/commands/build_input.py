@@ -91,7 +91,9 @@ GROUPS = {
         "text_only", "pool_kv_heads", "kv_dtype", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
-    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
+    "Graphs and runtimes": (
+        "dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets", "memory", "whole",
+    ),
     "Output": ("output", "json_file", "junit_file", "html_file", "quiet", "verbose"),
 }  # fmt: skip
 """Names of the parameters of `build` under each heading of its help."""

@@ -36,7 +36,7 @@ def small_limits(monkeypatch):
     """Let tiny models count as large."""
     monkeypatch.setattr(unit_weights, "_SMALL", 16)
     monkeypatch.setattr(loaded_model, "LARGE", 0)
-    monkeypatch.setattr(temp_folders, "_PLACES", set(temp_folders._PLACES))
+    monkeypatch.setattr(temp_folders, "_NOT_USED", [])
 
 
 def _logits(model):
