@@ -305,7 +305,8 @@ class _Run:
         self.unit = unit
         self._goes.clear()
         self._stands.set()
-        self._goes.wait()
+        if not self._is_stopped:  # else nobody lets it go on any more
+            self._goes.wait()
         if self._is_stopped:
             raise _Stopped
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,19 @@ def test_an_error_in_one_run_in_step_ends_all_and_drops_the_weights():
     assert not ended
     assert all(weight.isnan().all() for weight in model.parameters() if weight.numel() > 16)
     _logits(model)
+
+
+def test_an_interruption_ends_all_runs_in_step():
+    model = read_checkpoint(EXPORTS / "llama" / "checkpoint").load_by_unit()
+
+    def slow():
+        _thread.interrupt_main()
+        time.sleep(0.5)  # the interruption comes while this run works
+        _logits(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_step([slow, lambda: _logits(model)])
+    assert all(weight.isnan().all() for weight in model.parameters() if weight.numel() > 16)
 
 
 def test_stored_weights_are_those_of_the_checkpoint():
