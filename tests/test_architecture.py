@@ -222,6 +222,7 @@ AS_OTHERS = {
     "parts/whole_models/compare_models: compare_models",
     "parts/whole_models/build/model: subject_of_model",
     "parts/whole_models/build/attention: _attend",
+    "runtimes/run_options: _new",
     "truth/allowed: build_golden",
 }
 """Functions that users call, that take all that is known of a case, or that have the operands of a
