@@ -22,13 +22,9 @@ from attn_export.errors import counted, printable
 from attn_export.explain.explanation import Cause, Deviation, Lines, OutOfTime, line_suffix
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import GoldenCase, is_right
-from attn_export.float64.evaluate import (
-    Evaluation,
-    NotComputedError,
-    Values,
-    names_read,
-)
+from attn_export.float64.evaluate import Evaluation, NotComputedError, Values
 from attn_export.float64.fused_layers import erf, fast_gelu, gelu, quick_gelu
+from attn_export.graph.load import names_read
 from attn_export.tensorfile import Array
 
 _Function = Callable[..., Array]

@@ -22,7 +22,7 @@ from attn_export.errors import GraphError, one_line
 from attn_export.float64.attention_steps import StepChange, attention
 from attn_export.float64.bounded import BoundedEvaluator, CountedSteps, UnboundedError
 from attn_export.float64.contrib_operators import CONTRIB_OPERATORS, DequantizeLinear
-from attn_export.graph.load import inlined, load_model
+from attn_export.graph.load import inlined, load_model, names_read
 from attn_export.optional_parts import hooks
 from attn_export.tensorfile import Array, to_float64
 
@@ -114,14 +114,6 @@ OPERATORS: list[type[OpRun]] = [
     *itertools.chain(*hooks("OPERATORS")),
 ]  # fmt: skip
 """Operators that replace, or add to, those of the reference evaluator."""
-
-
-def names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the values that a node and its subgraphs read."""
-    bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    given = {output.name for body in bodies for output in body.output}
-    inner = (names_read(inner) for body in bodies for inner in body.node)
-    return {*node.input}.union(given, *inner)
 
 
 class Evaluation:

@@ -15,16 +15,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from attn_export.float64.evaluate import (
-    Evaluation,
-    Values,
-    lift_constants,
-    names_read,
-)
+from attn_export.float64.evaluate import Evaluation, Values, lift_constants
 from attn_export.graph.load import (
     embed,
     inlined,
     load_proto,
+    names_read,
     refuse_bad_data,
     sound,
     tensors_of,

@@ -213,7 +213,7 @@ def _scales(node: onnx.NodeProto, computed: Set[str]) -> str:
 @project_rule
 def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
     """Check that every node and every initialiser is used."""
-    model, read = graph.proto.graph, names_read(graph.proto.graph)
+    model, read = graph.proto.graph, names_read_in(graph.proto.graph)
     for node in model.node:
         if not read.intersection(filter(None, node.output)):
             yield f"the outputs of {_name(node)} are not used; remove it"
@@ -230,7 +230,7 @@ def no_unread_inputs(graph: CheckedGraph) -> Iterator[str]:
     """
     if graph.expected is not None and not graph.expected.ours:
         return
-    model, read = graph.proto.graph, names_read(graph.proto.graph)
+    model, read = graph.proto.graph, names_read_in(graph.proto.graph)
     for value in model.input:
         if value.name not in read:
             yield f"the input {value.name} is not read; export it again or remove it"
@@ -265,7 +265,7 @@ def external_data(graph: CheckedGraph) -> Iterator[str]:
     yield from external_problems(graph.proto, graph.path.parent)
 
 
-def names_read(graph: onnx.GraphProto) -> set[str]:
+def names_read_in(graph: onnx.GraphProto) -> set[str]:
     """Return the names that a graph and its subgraphs read, or give as outputs."""
     nodes = list(_nodes(graph))
     graphs = [graph, *(inner for node in nodes for inner in subgraphs(node))]

@@ -24,6 +24,17 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def names_read(node: onnx.NodeProto) -> set[str]:
+    """Return the names of the values that a node and its subgraphs read from outside of it."""
+    names = set(node.input)
+    for body in subgraphs(node):
+        inner = {name for each in body.node for name in names_read(each)}
+        own = {x.name for x in (*body.input, *body.initializer)}
+        own |= {name for each in body.node for name in each.output}
+        names |= (inner | {output.name for output in body.output}) - own
+    return names
+
+
 # -- tensors of a model that lie in other files -------------------------------------------------
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from attn_export.float64.evaluate import is_float, names_read
+from attn_export.float64.evaluate import is_float
 from attn_export.float64.streamed import FLOATS, StreamedEvaluation
+from attn_export.graph.load import names_read
 from attn_export.graph.requirements import EXACT
 from attn_export.tensorfile import Array
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from attn_export.errors import GraphError, UsageError, first_few, printable
-from attn_export.graph.checks import names_read
+from attn_export.graph.checks import names_read_in
 from attn_export.graph.load import load_proto
 from attn_export.graph.signature_check import dtype_name, inputs_of
 from attn_export.untrusted_files import parse_json, read_text
@@ -246,7 +246,7 @@ def _entry(path: Path, phase: str, names: Mapping[str, str]) -> Entry:
         # Where it is the mask of the encoder, the other has a longer name.
         end = inputs["attention_mask"]
         inputs["attention_mask"] = dataclasses.replace(end, role="states mask")
-    unread = frozenset(inputs) - names_read(model.graph)
+    unread = frozenset(inputs) - names_read_in(model.graph)
     return Entry(path, phase, model.producer_name, inputs, outputs, unread)
 
 
