@@ -143,7 +143,6 @@ class Worker:
                         event.get("separate", 0),
                     )
                 case "done":
-                    self.facts.update(event.get("facts", {}))
                     self.reason = event["objection"]
                     self.outcome = "refused" if self.reason else "ran"
                     return

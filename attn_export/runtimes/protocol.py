@@ -220,8 +220,8 @@ class Runtime(Protocol):
     def load_in_slices(self, _: Path, __: int, ___: int, ____: Path) -> Engine | None:
         """Load a graph whose weights are too large for this process; None if it cannot do that.
 
-        It is given the file, the number of threads, the bytes of weights in memory at once, and an
-        empty folder for its files.
+        It is given the file, the number of threads, the bytes of weights in memory at once, and a
+        folder that it may make for files of its own.
         """
         return None
 

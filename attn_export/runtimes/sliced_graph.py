@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from attn_export.errors import one_line
+from attn_export.graph.load import load_proto, names_read
 from attn_export.runtimes.protocol import Engine, Facts
 
 if TYPE_CHECKING:
@@ -47,17 +48,18 @@ class SlicedEngine(Engine):
 
     `graph`: Its file.
     `most`: The bytes of weights of a slice.
-    `folder`: An empty folder, for outputs of slices.
+    `folder`: A folder to make, for outputs of slices.
+    `facts`: Those of the sessions of all slices.
     `load`: Returns an engine for the bytes of a model whose external data lie beside the graph.
     """
 
     def __init__(
-        self, graph: Path, most: int, folder: Path, load: Callable[[bytes], Engine]
+        self, graph: Path, most: int, folder: Path, load: Callable[[bytes], Engine], facts: Facts
     ) -> None:
-        self._load_model, self._facts_seen = load, Facts()
-        self._model = onnx.load(graph, load_external_data=False)
+        self._load_model, self._facts, self._model = load, facts, load_proto(graph)
         self._slices = list(_cut(self._model, most))
         self._folder, self._files = folder, itertools.count()
+        folder.mkdir(parents=True)
         self._made = dict[bytes, dict[str, np.ndarray] | Exception]()
 
     def expect(
@@ -80,19 +82,13 @@ class SlicedEngine(Engine):
                     if engine is None:
                         engine = self._load_model(self._model_of(part, held))
                     taken = {name: held[name] for name in part.takes}
-                    own = {
-                        n: source
-                        for n, source in bound.items()
-                        if n in part.gives and source in taken
-                    }
-                    held |= engine.run(taken, own)
+                    made = engine.run(taken, _bound_in(bound, part))
+                    held |= {n: x if n in read_later else self._on_disk(x) for n, x in made.items()}
                 except Exception as error:
                     errors[key] = error
                     held.clear()
                 for name in held.keys() - read_later - outputs:
                     del held[name]
-            if engine is not None:
-                self._facts_seen = engine.facts()
             advance()
         for key, (held, _) in values.items():
             self._made[key] = errors.get(key) or {name: held[name] for name in outputs}
@@ -117,21 +113,17 @@ class SlicedEngine(Engine):
         return view
 
     def facts(self) -> Facts:
-        """Return the number of slices, and what is known of the last session."""
-        return {**self._facts_seen, "slices": len(self._slices)}
+        """Return the facts of the run, with the number of slices."""
+        return {**self._facts, "slices": len(self._slices)}
 
     def _model_of(self, part: _Slice, values: Arrays) -> bytes:
         """Return the bytes of the model of a slice, for values of some types."""
         graph = self._model.graph
         known = {each.name: each for each in (*graph.input, *graph.output, *graph.value_info)}
-        read = {name for node in part.nodes for name in _names_read(node)}
+        read = {name for node in part.nodes for name in names_read(node)}
         inputs = [known.get(name) or _described(name, values[name]) for name in part.takes]
-        outputs = [
-            known[name]
-            if name in {o.name for o in graph.output}
-            else onnx.ValueInfoProto(name=name)
-            for name in part.gives
-        ]
+        ends = {each.name: each for each in graph.output}
+        outputs = [ends.get(name) or onnx.ValueInfoProto(name=name) for name in part.gives]
         model = onnx.ModelProto()
         model.ir_version = self._model.ir_version
         model.opset_import.extend(self._model.opset_import)
@@ -167,7 +159,7 @@ def _cut(model: onnx.ModelProto, most: int) -> Iterator[_Slice]:
     fixed = dict[str, onnx.NodeProto]()  # nodes that read constants alone, by output
     nodes = list[onnx.NodeProto]()
     for node in graph.node:
-        if all(name in constants or name in fixed for name in _names_read(node) if name):
+        if all(name in constants or name in fixed for name in names_read(node) if name):
             fixed |= dict.fromkeys(node.output, node)
         else:
             nodes.append(node)
@@ -211,25 +203,13 @@ def _places(weights: Sequence[int], crossing: Sequence[int], most: int) -> Itera
 
 def _with_constants(node: onnx.NodeProto, fixed: Mapping[str, onnx.NodeProto]) -> set[str]:
     """Return what a node reads, and what the constants are computed from that it reads."""
-    names, left = set[str](), [*_names_read(node)]
+    names, left = set[str](), [*names_read(node)]
     while left:
         name = left.pop()
         if name not in names:
             names.add(name)
-            left += _names_read(fixed[name]) if name in fixed else []
+            left += names_read(fixed[name]) if name in fixed else []
     return names - {""}
-
-
-def _names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names of the values that a node and its subgraphs read from outside of it."""
-    names = set(node.input)
-    for attribute in node.attribute:
-        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            inner = {name for each in body.node for name in _names_read(each)}
-            own = {x.name for x in (*body.input, *body.initializer)}
-            own |= {name for each in body.node for name in each.output}
-            names |= (inner | {x.name for x in body.output}) - own
-    return names
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:

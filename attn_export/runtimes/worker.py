@@ -1,8 +1,8 @@
 """A runtime's process, which calls `serve`.
 
 It sends `ready` when the SDK is imported. Then it receives one job: paths of a graph and of the
-cases. It sends `loaded`, a `case` for each case, and `done`; or `failed` at any point. Tensors are
-passed as ONNX TensorProto files.
+cases. It sends `loaded`, a `slice` for each slice of a graph that runs in slices, a `case` for each
+case, and `done`; or `failed` at any point. Tensors are passed as ONNX TensorProto files.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def serve(send: Send, jobs: Jobs, name: str, threads: str) -> None:
         send(
             "case", name=case["name"], outputs=len(outputs), separate=len(separate), seconds=seconds
         )
-    send("done", objection=engine.objection(), facts=engine.facts())
+    send("done", objection=engine.objection())
 
 
 def _loaded(target: Runtime, job: Job, threads: int) -> Engine:
@@ -90,9 +90,7 @@ def _loaded(target: Runtime, job: Job, threads: int) -> Engine:
         size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
         if size > SLICES * most and job["cases"]:
             folder = Path(job["cases"][0]["outputs"]).parent / "slices"
-            folder.mkdir(parents=True)
-            engine = target.load_in_slices(graph, threads, most, folder)
-            if engine is not None:
+            if engine := target.load_in_slices(graph, threads, most, folder):
                 return engine
     return target.load(graph, threads, job["options"])
 

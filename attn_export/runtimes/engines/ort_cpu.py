@@ -114,7 +114,7 @@ class OrtCpu(Runtime):
             settings.add_session_config_entry(_FOLDER_OF_DATA, str(graph.parent.absolute()))
             return OrtEngine(model, settings, [CPU_PROVIDER])
 
-        return SlicedEngine(graph, most, folder, load)
+        return SlicedEngine(graph, most, folder, load, {"providers": [CPU_PROVIDER]})
 
 
 RUNTIME = OrtCpu
