@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from attn_export.errors import first_few, printable
 from attn_export.float64.evaluate import Values, is_float
 from attn_export.float64.streamed import StreamedEvaluation
+from attn_export.measures import measure_strictly
 from attn_export.parts.whole_models.unit_weights import layers_of
 
 RIGHT = 1e-6
@@ -182,15 +183,10 @@ def _angle(found: np.ndarray, right: np.ndarray, rows: Sequence[int]) -> float:
 
 
 def _distance(found: Any, right: np.ndarray, rows: Sequence[int]) -> float:
-    """Return the relative L2 distance of two arrays in some batch elements.
-
-    It is infinite if they have other sizes.
-    """
+    """Return the relative L2 distance in some batch elements; infinite if sizes differ."""
     if not is_float(found) or found.size != right.size:
-        return float("inf")
-    wanted = right[list(rows)]
-    norm = float(np.linalg.norm(wanted))
-    return float(np.linalg.norm(found.reshape(right.shape)[list(rows)] - wanted)) / (norm or 1.0)
+        return math.inf
+    return measure_strictly(found.reshape(right.shape)[list(rows)], right[list(rows)]).whole
 
 
 def _array(value: Tensor) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -46,13 +47,32 @@ def _say(phase: Callable[[str], None], about: str, number: int) -> None:
     phase(f"{about} {number + 1} of the model")
 
 
+@dataclasses.dataclass
+class _Runs:
+    """What the runs of a case gave, and what some of them take from the first one.
+
+    Attributes:
+        eager: The outputs of the module itself.
+        truth: Those of the float64 copy.
+        noisy: Those of runs with random rounding.
+        decisions: See `Decisions.made`.
+        steps: See `RoundingRecorder.steps`.
+    """
+
+    decisions: list[Any]
+    steps: list[tuple[str, float]]
+    eager: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    truth: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    noisy: list[Arrays] = dataclasses.field(default_factory=list)
+
+
 class _UnitOracle(ModelOracle):
     """The source of the truth of a model that holds the weights of one unit at a time."""
 
     def __init__(self, subject: Subject, least_eps: float, axes: Mapping[str, Shape]) -> None:
         super().__init__(subject, least_eps)
         self._axes = axes
-        self._made = dict[tuple[str, int], Any]()  # by what was run, and the id of inputs
+        self._made = dict[int, _Runs]()  # by the id of inputs
 
     def goldens(self, cases: Sequence[Case], phase: Callable[[str], None]) -> Iterator[Golden]:
         """Yield each case as `golden` returns it; `phase` is told which part of the model runs."""
@@ -64,20 +84,13 @@ class _UnitOracle(ModelOracle):
             for case, _ in group:
                 yield self.golden(case)
                 if case.name != BASE:  # on which there are notes
-                    self._forget(case.inputs)
+                    del self._made[id(case.inputs)]
 
     def truths(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of several float64 runs, which are made together."""
         cases = [Case("", "", {}, each, "") for each in inputs]
         in_step([run for case in cases for run in self._runs_of(case, 0)])
-        found = [self._made["truth", id(each)] for each in inputs]
-        for each in inputs:
-            self._forget(each)
-        return found
-
-    def _forget(self, inputs: Arrays) -> None:
-        for what in ("eager", "truth", "noisy", "decisions", "steps"):
-            self._made.pop((what, id(inputs)), None)
+        return [self._made.pop(id(each)).truth for each in inputs]
 
     def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
         """Yield the cases whose runs are made together, with the number of random runs of each."""
@@ -95,25 +108,22 @@ class _UnitOracle(ModelOracle):
 
     def _runs_of(self, case: Case, noisy: int) -> Iterator[Callable[[], None]]:
         """Yield functions that make the runs of a case: first that whose decisions others take."""
-        key, runs = id(case.inputs), list[Arrays]()
         types = self.subject.inputs
         tensors = {n: x.to(types[n].dtype) for n, x in to_torch(case.inputs).items()}
         decisions, steps = Decisions(tensors.values()), RoundingRecorder()
-        self._made |= {
-            ("decisions", key): decisions.made, ("steps", key): steps.steps, ("noisy", key): runs,
-        }  # fmt: skip
+        made = self._made[id(case.inputs)] = _Runs(decisions.made, steps.steps)
 
         def eager() -> None:
             modes = decisions, *((steps,) if self._computes_in_float16 else ())
             with math_backend(*modes):
                 outputs = self.subject.call(self.subject.module, tensors)
-            self._made["eager", key] = to_numpy(outputs)
+            made.eager = to_numpy(outputs)
 
         def truth() -> None:
-            self._made["truth", key] = super(ModelOracle, self).truth(case.inputs)
+            made.truth = super(ModelOracle, self).truth(case.inputs)
 
         def noise(number: int) -> None:
-            runs.append(run(number, widened_arrays(case.inputs)))
+            made.noisy.append(run(number, widened_arrays(case.inputs)))
 
         yield from (eager, truth)
         if noisy:
@@ -133,13 +143,13 @@ class _UnitOracle(ModelOracle):
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the module itself."""
-        found: Any = self._made.get(("eager", id(inputs)))
-        return super().eager(inputs) if found is None else found
+        made = self._made.get(id(inputs))
+        return made.eager if made else super().eager(inputs)
 
     def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
-        found: Any = self._made.get(("truth", id(inputs))) if order is None else None
-        return super().truth(inputs, order) if found is None else found
+        made = self._made.get(id(inputs)) if order is None else None
+        return made.truth if made else super().truth(inputs, order)
 
     def wrong_layers(self, graph: Path, case: Case, names: TensorNames) -> str:
         """Return which layers of a graph are wrong in a case; "" if not known."""
@@ -163,16 +173,16 @@ class _UnitOracle(ModelOracle):
             return f"its layers are not compared: {error}"
 
     def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
-        found: Any = self._made.get(("noisy", id(case.inputs)))
-        return found or super()._noisy_runs(case, eager, *args, **options)
+        made = self._made.get(id(case.inputs))
+        return (made.noisy if made else []) or super()._noisy_runs(case, eager, *args, **options)
 
     def _decisions(self, inputs: Arrays) -> Callable[[Any], AbstractContextManager[Any]]:
-        made = self._made.get(("decisions", id(inputs)))
+        made = self._made.get(id(inputs))
         if made is None:
             return super()._decisions(inputs)
         # The list is filled unit by unit, ahead of those that read it.
-        return lambda tensors: Decisions(tensors.values(), made)
+        return lambda tensors: Decisions(tensors.values(), made.decisions)
 
     def _rounding_steps(self, inputs: Arrays) -> Sequence[tuple[str, float]]:
-        steps = self._made.get(("steps", id(inputs)))
-        return super()._rounding_steps(inputs) if steps is None else steps
+        made = self._made.get(id(inputs))
+        return made.steps if made else super()._rounding_steps(inputs)

@@ -147,12 +147,10 @@ def unread_weights(model: nn.Module) -> UnreadWeights:
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield each weight by its path in a model, those of units as the checkpoint has them."""
-    seen = set[str]()
-    for path, unit in model.named_modules():
-        if isinstance(stored := getattr(unit, "_stored_weights", None), _Stored):
-            for name, tensor in stored.weights.items():
-                seen.add(full := f"{path}.{name}" if path else name)
-                yield full, tensor
+    paths = {unit: path for path, unit in model.named_modules()}
+    for unit, stored in _stored(model):
+        for name, weight in stored.weights.items():
+            yield f"{paths[unit]}.{name}" if paths[unit] else name, weight
     yield from (
         (name, weight) for name, weight in model.named_parameters() if not _is_placeholder(weight)
     )
