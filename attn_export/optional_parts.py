@@ -67,7 +67,7 @@ HOOKS = {
     "overflow_notes": "says why a graph overflows: `(path, inputs by name of some cases)`",
     "attested": "what `verify` asks of signatures, as in `commands/attestation`",
     "subject_of_model": "makes the subject of a whole model: `(model, **ModelKeywords)`",
-    "compare_models": "judges graphs of a whole model, as in `commands/compare_whole`",
+    "compare_models": "judges graphs of a whole model, as in `commands/compare`",
     "compare_quantised": "judges a quantised graph of a module by budgets, likewise",
     "generate": "continues prompts: `(session, ids, count, …)`, as `DecodeSession.generate`",
 }

@@ -211,10 +211,12 @@ def compare(
                 notes = (*report.notes, f"not explained: {error}")
                 report = dataclasses.replace(report, notes=notes)
             else:
-                report = explain_failures(
-                    report, folder, folder / path.name, run=run, reference=right,
-                    reproduction=reproduction, seconds=SECONDS if right.cause is None else LONG,
-                )  # fmt: skip
+                if not report.explanations:
+                    report = explain_failures(
+                        report, folder, folder / path.name, run=run, reference=right,
+                        reproduction=reproduction,
+                        seconds=SECONDS if right.cause is None else LONG,
+                    )  # fmt: skip
                 if output is not None:
                     report = reduce_bundle(folder, report, reduce)
         return dataclasses.replace(report, model=publish(report) or path)
@@ -331,5 +333,5 @@ def _complete(
         named = {name: inputs[other].copy() for name, other in names.inputs.items()}
         return reference.oracle(0.0).steps(named)
 
-    how = reference.cause, reference.is_float_model or bool(report.explanations)
+    how = reference.cause, reference.is_float_model
     return ValueReference(reference.whose, steps, *how)

@@ -28,7 +28,7 @@ class Weights:
         value: The values, `[..., S, Dv]`.
         order: The order in which the axes of the product are `[..., L, Dv]`.
         path: The weights as they are from the softmax to the product.
-            drops_last: Whether the last weight of each row, that of a sink, is left out.
+        drops_last: Whether the last weight of each row, that of a sink, is left out.
     """
 
     softmax: ir.Node
