@@ -96,6 +96,7 @@ class Subject:
     restores_state = True  # whether a run leaves the attributes of the module as they were
     maps_weights = False  # whether the module may read them from the bundle's file
     unread: UnreadWeights | None = None  # those that the module holds only while they are needed
+    stored_dtype = ""  # the narrower type of unread weights in the graph, which holds their values
     encoder: Subject | None = None
     linears: QuantisedLinears | None = None  # if their weights are integers
     budget: Budget | None = None  # the limit of the distance from the float model, if there is one

@@ -16,9 +16,9 @@ from attn_export.graph.unread import Unread, unread_at
 
 
 class UnreadWeights:
-    """Weights that are placeholders, with functions that read each in the placeholder's type."""
+    """Weights that are placeholders, with functions that read rows of each in its type."""
 
-    def __init__(self, readers: Sequence[tuple[nn.Parameter, Callable[[], Tensor]]]) -> None:
+    def __init__(self, readers: Sequence[tuple[nn.Parameter, Callable[[slice], Tensor]]]) -> None:
         self._readers = readers
 
     @contextlib.contextmanager
@@ -38,8 +38,8 @@ class UnreadWeights:
                 weight.data = data
 
 
-def _unread(weight: Tensor, read: Callable[[], Tensor]) -> Unread:
-    return Unread(weight.nbytes, lambda: read().contiguous().view(torch.uint8).numpy())
+def _unread(weight: Tensor, read: Callable[[slice], Tensor]) -> Unread:
+    return Unread(weight.nbytes, lambda rows: read(rows).contiguous().view(torch.uint8).numpy())
 
 
 class ReadWeights(TorchDispatchMode):

@@ -8,6 +8,7 @@ before the weights of the next one are read, so that the checkpoint is read once
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import functools
@@ -66,23 +67,29 @@ class _Stored:
     Attributes:
         number: The place of the unit in the model.
         types: The types that its weights are rounded to, before they are widened.
+        changed: Functions that return weights in place of those of the checkpoint, in float32.
+            Copies of the model share them.
     """
 
     def __init__(self, number: int, weights: dict[str, Tensor], files: _Files) -> None:
         self.number, self.weights, self._files = number, weights, files
         self.types = {path: weight.dtype for path, weight in weights.items()}
+        self.changed = dict[str, Callable[[], Tensor]]()
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # views of mapped files
 
-    def read(self, path: str, dtype: torch.dtype) -> Tensor:
-        """Return a weight in a type."""
+    def read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
+        """Return rows of a weight in a type."""
         self._files.check()
-        return self.weights[path].to(self.types[path]).to(dtype)
+        if path in self.changed:
+            return self.changed[path]()[rows].to(dtype)
+        return self.weights[path][rows].to(self.types[path]).to(dtype)
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
         """Return the same weights in a copy that has them in other types."""
         copy = _Stored(self.number, self.weights, self._files)
+        copy.changed = self.changed
         copy.types = {
             path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
             for path, own in self.types.items()
@@ -110,7 +117,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
 
 def is_by_unit(model: nn.Module) -> bool:
     """Return whether a model holds its large weights only while their unit runs."""
-    return any(map(_is_placeholder, model.parameters()))
+    return any(map(is_placeholder, model.parameters()))
 
 
 def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype]) -> nn.Module:
@@ -123,11 +130,11 @@ def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype
     shared: dict[int, Any] = {
         id(weight): _placeholder(weight.shape, dtypes[name])
         for name, weight in tensors
-        if _is_placeholder(weight)
+        if is_placeholder(weight)
     }
     copy = copy_module(model, shared)
     for name, tensor in (*copy.named_parameters(), *copy.named_buffers()):
-        if name in dtypes and not _is_placeholder(tensor):
+        if name in dtypes and not is_placeholder(tensor):
             tensor.data = tensor.data.to(dtypes[name])
     for unit, stored in _stored(copy):
         held = {path: _holder(unit, path).dtype for path in stored.weights}
@@ -137,11 +144,12 @@ def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype
 
 def unread_weights(model: nn.Module) -> UnreadWeights:
     """Return the large weights of a model by units as they are captured and written."""
-    readers = dict[int, tuple[nn.Parameter, Callable[[], Tensor]]]()
+    readers = dict[int, tuple[nn.Parameter, Callable[[slice], Tensor]]]()
     for unit, stored in _stored(model):
         for path in stored.weights:
             holder = _holder(unit, path)
-            readers[id(holder)] = holder, functools.partial(stored.read, path, holder.dtype)
+            read = functools.partial(stored.read, path, holder.dtype)
+            readers[id(holder)] = holder, read
     return UnreadWeights([*readers.values()])
 
 
@@ -152,8 +160,51 @@ def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, weight in stored.weights.items():
             yield f"{paths[unit]}.{name}" if paths[unit] else name, weight
     yield from (
-        (name, weight) for name, weight in model.named_parameters() if not _is_placeholder(weight)
+        (name, weight) for name, weight in model.named_parameters() if not is_placeholder(weight)
     )
+
+
+class ChangedWeights:
+    """Weights of a model by units that are changed when they are read, also in its copies."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._units = list(_stored(model))
+        self._places = {
+            (id(owner), leaf): (unit, path)
+            for unit, stored in self._units
+            for path in stored.weights
+            for owner, leaf in [_owner(unit, path)]
+        }
+
+    def read(self, owner: nn.Module, leaf: str) -> Tensor:
+        """Return a weight by the module that has it, in memory."""
+        unit, path = self._places[id(owner), leaf]
+        stored: Any = unit._stored_weights
+        weight: Tensor = stored.read(path, _holder(unit, path).dtype)
+        return weight
+
+    def change(self, owner: nn.Module, leaf: str, read: Callable[[], Tensor]) -> None:
+        """Let a weight be another one, which no other place shares.
+
+        `read`: Returns it.
+        """
+        unit, path = self._places[id(owner), leaf]
+        stored: Any = unit._stored_weights
+        stored.changed[path] = read
+        holder = _holder(unit, path)
+        owner._parameters[leaf] = _placeholder(holder.shape, holder.dtype)
+
+    @contextlib.contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Let all weights be those of the checkpoint in this block."""
+        before = [dict(stored.changed) for _, stored in self._units]
+        try:
+            for _, stored in self._units:
+                stored.changed.clear()
+            yield
+        finally:
+            for (_, stored), changed in zip(self._units, before, strict=True):
+                stored.changed.update(changed)
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
@@ -190,7 +241,8 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(value, requires_grad=False)
 
 
-def _is_placeholder(weight: Tensor) -> bool:
+def is_placeholder(weight: Tensor) -> bool:
+    """Return whether a weight is in memory only while its unit runs."""
     return weight.numel() > _SMALL and not any(weight.stride())
 
 
@@ -204,7 +256,8 @@ def _load(unit: nn.Module) -> None:
         # Larger ones are widened block by block, as they are multiplied, and rows when looked up.
         is_whole = holder.dtype != torch.float64 or weight.numel() <= _WIDENED
         is_whole &= type(unit) is not nn.Embedding
-        read = stored.read(path, holder.dtype if is_whole else stored.types[path])
+        narrow = torch.float32 if path in stored.changed else stored.types[path]
+        read = stored.read(path, holder.dtype if is_whole else narrow)
         owner._parameters[leaf], holders[path] = nn.Parameter(read, requires_grad=False), holder
 
 

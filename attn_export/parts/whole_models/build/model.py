@@ -49,8 +49,8 @@ from attn_export.parts.whole_models.build.interface import (
 from attn_export.parts.whole_models.build.part import ModelPart, cut_model
 from attn_export.parts.whole_models.build.quantised_decoder import (
     BUDGET_OF_CACHE,
-    QuantisedModelOracle,
     QuantisedWeights,
+    oracle_of_integers,
 )
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.build.rounded_cache import FLOAT16, RoundedCache, rounded_cache
@@ -124,8 +124,8 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     `is_captured`: Whether a graph is made of it.
     """
-    is_changed = adapter is not None or weights_dtype != "none"
-    # Integers and narrow caches have truths of their own, from models that are in memory.
+    is_changed = adapter is not None
+    # Narrow caches have a truth of their own, from a model that is in memory.
     is_changed |= is_captured and (kv_dtype != "none" or os.name != "posix")
     is_ours = isinstance(model, str | Path)
     loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
@@ -309,6 +309,8 @@ class _BuiltModel(Subject):
         def in_float32() -> _BuiltModel:
             wide = in_dtype(model, (), "float32")[0]
             subject = _BuiltModel(wide, (), max_len=max_len, all_logits=all_logits, part=part)
+            if subject.unread is not None:
+                subject.stored_dtype = type_of(model)  # half the bytes on disk
             subject.prove()
             return subject
 
@@ -373,5 +375,5 @@ class _BuiltModel(Subject):
         )
         subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
         if self._weights or call.rounds:
-            return QuantisedModelOracle(subject, self._weights)
+            return oracle_of_integers(subject, self._weights, self._ends.outputs)
         return oracle_of_model(subject, 0.0, self._ends.outputs)
