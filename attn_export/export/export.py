@@ -136,7 +136,8 @@ def _operations(program: ExportedProgram) -> list[str]:
 def _export(subject: Subject) -> IrGraph:
     unread = subject.unread.at_addresses() if subject.unread else contextlib.nullcontext()
     with _quiet(), unread:
-        program = _checked_program(subject)
+        with subject.alike():
+            program = _checked_program(subject)
         model = _translate(subject, program)
         name_axes(model, subject.axes)
         _name_shared_weights(model, subject)

@@ -26,7 +26,7 @@ from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import RoundingRecorder, math_backend
 from attn_export.truth.ties import TieOrder
 
-_MOST_HELD = 2**28
+_MOST_HELD = 2**30
 """The bytes of outputs of the runs that are made together, if they are of several cases."""
 
 

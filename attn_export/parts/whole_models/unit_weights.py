@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.errors import WeightsError
+from attn_export.errors import ExportError, WeightsError
 from attn_export.export.module_state import copy_module
 from attn_export.export.unread_weights import UnreadWeights
 
@@ -35,6 +35,9 @@ _T = TypeVar("_T")
 
 LARGE = 2**26
 """The number of weights, 256 MiB in float32, above which a model is large."""
+
+_ALIKE = 2**28
+"""The largest number of elements of a weight that stands in for others."""
 
 _SMALL = 2**16
 """The largest number of elements of a weight that stays in memory."""
@@ -61,6 +64,20 @@ def _state_of(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+class _Alike:
+    """Weights that stand in for those of units that are like an earlier one.
+
+    Attributes:
+        is_on: Whether they do.
+        is_refused: Whether they may not, since the model refused something with them.
+        kept: Weights by the shapes in their units, their paths and types.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = self.is_refused = False
+        self.kept = dict[Any, Tensor]()
+
+
 class _Stored:
     """The weights of a unit, as the checkpoint has them, by their paths in it.
 
@@ -71,8 +88,11 @@ class _Stored:
             Copies of the model share them.
     """
 
-    def __init__(self, number: int, weights: dict[str, Tensor], files: _Files) -> None:
-        self.number, self.weights, self._files = number, weights, files
+    def __init__(
+        self, number: int, weights: dict[str, Tensor], files: _Files, alike: _Alike
+    ) -> None:
+        self.number, self.weights, self._files, self.alike = number, weights, files, alike
+        self._like = tuple((path, tuple(weight.shape)) for path, weight in weights.items())
         self.types = {path: weight.dtype for path, weight in weights.items()}
         self.changed = dict[str, Callable[[], Tensor]]()
 
@@ -81,6 +101,14 @@ class _Stored:
 
     def read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         """Return rows of a weight in a type."""
+        if not self.alike.is_on or self.weights[path].numel() > _ALIKE:
+            return self._read(path, dtype, rows)
+        key = self._like, path, dtype
+        if key not in self.alike.kept:
+            self.alike.kept[key] = self._read(path, dtype)
+        return self.alike.kept[key][rows]
+
+    def _read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         self._files.check()
         if path in self.changed:
             return self.changed[path]()[rows].to(dtype)
@@ -88,7 +116,7 @@ class _Stored:
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
         """Return the same weights in a copy that has them in other types."""
-        copy = _Stored(self.number, self.weights, self._files)
+        copy = _Stored(self.number, self.weights, self._files, self.alike)
         copy.changed = self.changed
         copy.types = {
             path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
@@ -102,7 +130,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
 
     `files`: Those of its checkpoint.
     """
-    watched = _Files(files)
+    watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
     for number, unit in enumerate(_units(model)):
         stored = dict[str, Tensor]()
@@ -110,9 +138,44 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit._stored_weights = _Stored(number, stored, watched)  # type: ignore[assignment]
+        unit._stored_weights = _Stored(number, stored, watched, stand_ins)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
+
+
+@contextlib.contextmanager
+def alike(model: nn.Module) -> Iterator[None]:
+    """Let each unit of a model by units have the weights of the first one like it in this block.
+
+    They are read once, so that what does not depend on weights, as the order of operations, is
+    known soon. Copies of the model have them, too.
+    """
+    stand_ins = next((stored.alike for _, stored in _stored(model)), None)
+    if stand_ins is None or stand_ins.is_on or stand_ins.is_refused:
+        yield
+        return
+    stand_ins.is_on = True
+    try:
+        yield
+    finally:
+        stand_ins.is_on = False
+        stand_ins.kept.clear()
+
+
+def made_alike(model: nn.Module, make: Callable[[], _T]) -> _T:
+    """Return what a function makes while units have weights alike; else with their own.
+
+    Weights that stand in for others may overflow in float16 where a model's own do not.
+    """
+    try:
+        with alike(model):
+            return make()
+    except ExportError:
+        for _, stored in _stored(model):
+            stored.alike.is_refused = True
+        if not is_by_unit(model):
+            raise
+        return make()
 
 
 def is_by_unit(model: nn.Module) -> bool:
@@ -150,7 +213,7 @@ def unread_weights(model: nn.Module) -> UnreadWeights:
             holder = _holder(unit, path)
             read = functools.partial(stored.read, path, holder.dtype)
             readers[id(holder)] = holder, read
-    return UnreadWeights([*readers.values()])
+    return UnreadWeights([*readers.values()], functools.partial(alike, model))
 
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
