@@ -70,11 +70,13 @@ class _Alike:
     Attributes:
         is_on: Whether they do.
         is_refused: Whether they may not, since the model refused something with them.
+        first: The first unit of each kind.
         kept: Weights by the shapes in their units, their paths and types.
     """
 
     def __init__(self) -> None:
         self.is_on = self.is_refused = False
+        self.first = dict[Any, _Stored]()
         self.kept = dict[Any, Tensor]()
 
 
@@ -83,16 +85,19 @@ class _Stored:
 
     Attributes:
         number: The place of the unit in the model.
+        kind: The name of its class.
         types: The types that its weights are rounded to, before they are widened.
         changed: Functions that return weights in place of those of the checkpoint, in float32.
             Copies of the model share them.
     """
 
     def __init__(
-        self, number: int, weights: dict[str, Tensor], files: _Files, alike: _Alike
+        self, number: int, kind: str, weights: dict[str, Tensor], files: _Files, alike: _Alike
     ) -> None:
         self.number, self.weights, self._files, self.alike = number, weights, files, alike
-        self._like = tuple((path, tuple(weight.shape)) for path, weight in weights.items())
+        self.kind = kind
+        self._like = kind, *((path, tuple(weight.shape)) for path, weight in weights.items())
+        alike.first.setdefault(self._like, self)
         self.types = {path: weight.dtype for path, weight in weights.items()}
         self.changed = dict[str, Callable[[], Tensor]]()
 
@@ -102,21 +107,23 @@ class _Stored:
     def read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         """Return rows of a weight in a type."""
         if not self.alike.is_on or self.weights[path].numel() > _ALIKE:
-            return self._read(path, dtype, rows)
+            return self._read_of(self, path, dtype, rows)
         key = self._like, path, dtype
         if key not in self.alike.kept:
-            self.alike.kept[key] = self._read(path, dtype)
+            self.alike.kept[key] = self._read_of(self.alike.first[self._like], path, dtype)
         return self.alike.kept[key][rows]
 
-    def _read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
+    def _read_of(
+        self, unit: _Stored, path: str, dtype: torch.dtype, rows: slice = slice(None)
+    ) -> Tensor:
         self._files.check()
-        if path in self.changed:
-            return self.changed[path]()[rows].to(dtype)
-        return self.weights[path][rows].to(self.types[path]).to(dtype)
+        if path in unit.changed:
+            return unit.changed[path]()[rows].to(dtype)
+        return unit.weights[path][rows].to(self.types[path]).to(dtype)
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
         """Return the same weights in a copy that has them in other types."""
-        copy = _Stored(self.number, self.weights, self._files, self.alike)
+        copy = _Stored(self.number, self.kind, self.weights, self._files, self.alike)
         copy.changed = self.changed
         copy.types = {
             path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
@@ -138,7 +145,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit._stored_weights = _Stored(number, stored, watched, stand_ins)  # type: ignore[assignment]
+        unit._stored_weights = _Stored(number, type(unit).__name__, stored, watched, stand_ins)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
 

@@ -11,12 +11,13 @@ import pytest
 from tiny_decoders import tiny_decoder
 
 from attn_export import Subject
+from attn_export.commands.build import build
 from attn_export.commands.bundle_graphs import lower_all
 from attn_export.errors import WeightsError
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.graph.unread import Unread, reader
-from attn_export.parts.whole_models import loaded_model, unit_weights
+from attn_export.parts.whole_models import loaded_model, model_oracle, unit_weights
 
 SMALL, SIZE = 128, 64
 """Elements of weights that stay in memory here, and the width of the models."""
@@ -90,3 +91,29 @@ def test_views_of_unread_arrays_are_read_as_views_of_their_numbers() -> None:
         np.testing.assert_array_equal(reader(view(here))(), view(numbers))
     other = np.ones(3)
     assert reader(other)() is other
+
+
+@pytest.mark.parametrize("options", [
+    {"dtype": "float16"},  # judged in float32, too
+    {"weights_dtype": "int4"},  # and its distance from the weights before
+], ids=str)  # fmt: skip
+def test_reports_are_those_of_builds_in_memory(
+    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    tiny_decoder("gemma2").save_pretrained(checkpoint)  # tied
+    monkeypatch.setattr(model_oracle, "LARGE", 0)  # as few cases are tried of large models
+    reports = []
+    for name in ("whole", "by_unit"):
+        subject = Subject.from_model(checkpoint, **options)
+        assert (subject.unread is not None) == (name == "by_unit")
+        run: Any = {"dialects": ["ort"], "runtimes": ["ort-cpu"]}
+        reports.append(build(subject, tmp_path / name, **run))
+        monkeypatch.setattr(loaded_model, "LARGE", 0)
+        monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
+    whole, by_unit = reports
+    assert whole.passed
+    assert by_unit.passed
+    assert by_unit.quality == whole.quality
+    assert by_unit.notes == whole.notes
+    assert [v.case for v in by_unit.verdicts] == [v.case for v in whole.verdicts]
