@@ -130,6 +130,21 @@ def limit_memory(mib: int, pid: int | None = None) -> None:
             resource.prlimit(pid, resource.RLIMIT_DATA, (limit, hard))
 
 
+def allow_mapped(size: int) -> None:
+    """Raise the limit of this process, if there is one, for a file that is mapped.
+
+    A private mapping that may be written counts as allocated, although nobody writes it.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit != resource.RLIM_INFINITY:
+        more = limit + size if hard == resource.RLIM_INFINITY else min(limit + size, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (more, hard))
+
+
 def outcome_of(error: Exception) -> str:
     """Return the outcome of an error: ``"crashed"``, ``"out of memory"`` or ``"refused"``."""
     if isinstance(error, EngineDiedError):

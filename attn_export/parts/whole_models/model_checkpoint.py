@@ -20,6 +20,7 @@ from unittest import mock
 from attn_export.errors import WeightsError, one_line
 from attn_export.parts.whole_models.model_config import config_of
 from attn_export.parts.whole_models.unit_weights import copy_by_unit, hold_by_unit
+from attn_export.runtimes.child_main import allow_mapped
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch, use_disk
 from attn_export.weights.source import (
@@ -81,6 +82,7 @@ class _ModelCheckpoint:
         `dtype`: Default: that of the model.
         """
         use_disk()
+        allow_mapped(sum(file.stat().st_size for file in {*self.source.files.values()}))
         model = self._loaded()
         hold_by_unit(model, {*self.source.files.values()})
         if dtype is None or dtype == model.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import dataclasses
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -179,3 +180,18 @@ def test_a_truncated_shard_is_one_line(tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(WeightsError, match="truncated"):
         read_checkpoint(folder).load_by_unit()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes have no such limits there")
+def test_a_mapped_checkpoint_is_not_counted_as_allocated():
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = 1 << 40
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, before[1]))
+    try:
+        folder = EXPORTS / "llama" / "checkpoint"
+        read_checkpoint(folder).load_by_unit()
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == allowed + size
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
