@@ -7,7 +7,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
@@ -64,6 +64,32 @@ Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run
 
 MOST_LINES = 20
 """The largest number of lines of a report as text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerError:
+    """The error of one layer of a graph, in float64, on the input that it has in the truth.
+
+    Attributes:
+        graph: The name of the graph.
+        name: ``"layer 3"``, ``"the embeddings"`` or ``"what follows the layers"``.
+        value: The value of the graph that the layer gives.
+        error: The relative L2 error of it; NaN counts as infinite.
+    """
+
+    graph: str
+    name: str
+    value: str
+    error: float
+
+    RIGHT: ClassVar[float] = 1e-6
+    """The largest error of a layer that is right: weights in float32 may be sums of others, as of a
+    norm's weight and 1."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it is more than rounding of weights."""
+        return not self.error <= self.RIGHT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +272,7 @@ class Report:
         quality: The distance of a quantised model from the float model.
         signature: The digital signature of a verified bundle.
         reproduction: The folder whose `reproduce.py` repeats a failure, if one was written.
+        layers: The error of each layer of wrong graphs of whole models.
     """
 
     name: str
@@ -260,6 +287,7 @@ class Report:
     quality: Quality | None = None
     signature: Signature | None = None
     reproduction: Path | None = None
+    layers: tuple[LayerError, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -298,6 +326,7 @@ class Report:
             quality=Quality.joined({part: r.quality for part, r in of_all if r.quality}),
             signature=Signature.joined([r.signature for _, r in of_all]),
             reproduction=next((r.reproduction for _, r in of_all if r.reproduction), None),
+            layers=tuple(replace(x, graph=part + x.graph) for part, r in of_all for x in r.layers),
         )  # fmt: skip
 
     def raise_if_failed(self) -> None:

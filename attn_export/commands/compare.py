@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from attn_export.explain.eager_values import ValueReference
     from attn_export.export.subject import Subject
-    from attn_export.results import Golden
+    from attn_export.results import Golden, LayerError
     from attn_export.truth.allowed import TruthSource
     from attn_export.truth.reference import Reference
 
@@ -291,23 +291,24 @@ def judge_compared(
         (*about, *judged.notes), compared.path, dimensions=dimensions({**taken, **given_back}),
         quality=judged.quality,
     )  # fmt: skip
-    wrong = _wrong_layers(compared.path, report, judged.goldens, oracle, names)
-    report = dataclasses.replace(report, explanations=wrong)
+    layers, wrong = _layers(compared.path, report, judged.goldens, oracle, names)
+    report = dataclasses.replace(report, explanations=wrong, layers=layers)
     ends = taken, given_back
     complete = functools.partial(_complete, folder, compared, reference, names, ends, report)
     return report, complete, reference.reduce or oracle.reduce
 
 
-def _wrong_layers(
+def _layers(
     path: Path, report: Report, goldens: Sequence[Golden], oracle: TruthSource, names: TensorNames
-) -> tuple[str, ...]:
-    """Return a sentence on the wrong layers of a graph that fails, if the oracle finds any."""
+) -> tuple[tuple[LayerError, ...], tuple[str, ...]]:
+    """Return the error of each layer of a graph that fails, and a sentence, as far as known."""
     failed = {verdict.case for verdict in report.verdicts if verdict.status == "failed"}
     cases = [golden.case for golden in goldens if golden.case.name in failed]
     if not cases:
-        return ()
-    text = oracle.wrong_layers(path, min(cases, key=lambda case: len(case.ignored_rows)), names)
-    return (f"{path.name}: {text}",) if text else ()
+        return (), ()
+    case = min(cases, key=lambda case: len(case.ignored_rows))
+    errors, text = oracle.layers(path, case, names)
+    return tuple(errors), (f"{path.name}: {text}",) if text else ()
 
 
 def _complete(

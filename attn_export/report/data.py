@@ -28,6 +28,7 @@ def to_json(report: Report) -> str:
         "environment": report.environment,
         "notes": report.notes,
         "explanations": report.explanations,
+        "layers": [_without_nan(dataclasses.asdict(layer)) for layer in report.layers],
         "reproduction": None if report.reproduction is None else str(report.reproduction),
         "dimensions": dict(report.dimensions),
         "error": None if report.error is None else str(report.error),

@@ -60,6 +60,7 @@ def to_html(report: Report) -> str:
         steps=STEPS,
         rows=[_row(report, summary, cases) for summary in ran],
         layers=[row for summary in ran if (row := _layers(report, summary))],
+        alone=_alone(report),
         absent=[summary.run for summary in all_summaries if not summary.ran],
         problems=report.failures,
         graph_label=graph_label,
@@ -130,15 +131,35 @@ def _layers(report: Report, summary: Summary) -> dict[str, Any] | None:
     return _cells(_name(summary), lines)
 
 
+def _alone(report: Report) -> list[dict[str, Any]]:
+    """Return cells of the layers of each wrong graph, each on what it takes in the truth."""
+    by_graph: dict[str, list[dict[str, Any]]] = {}
+    for layer in report.layers:
+        step = sum(layer.error > layer.RIGHT * limit for limit in STEPS[:-1])
+        cell = {
+            "step": "failed" if layer.is_wrong else str(step),
+            "mark": "✗" if layer.is_wrong else "",
+            "text": f"{layer.name}: off by {layer.error:.1e}, {layer.value}",
+            "size": math.inf if math.isnan(layer.error) else layer.error,
+            "chosen": False,
+        }
+        by_graph.setdefault(graph_label(layer.graph), []).append(cell)
+    return [_with_choice(graph, {"": cells}) for graph, cells in by_graph.items()]
+
+
 def _cells(name: str, lines: Mapping[str, Mapping[str, list[Verdict] | None]]) -> dict[str, Any]:
+    """Return lines of cells by title, of verdicts."""
+    return _with_choice(name, {
+        title: [_cell(f"{title}, {of}".removeprefix(", "), some) for of, some in line.items()]
+        for title, line in lines.items()
+    })  # fmt: skip
+
+
+def _with_choice(name: str, cells: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return lines of cells by title, with the first failure or else the largest error chosen.
 
     The first failure is the one of the first name, in whichever line.
     """
-    cells = {
-        title: [_cell(f"{title}, {of}".removeprefix(", "), some) for of, some in line.items()]
-        for title, line in lines.items()
-    }
     columns = [cell for column in zip(*cells.values(), strict=True) for cell in column]
     failed = [cell for cell in columns if cell["step"] == "failed"]
     if columns:

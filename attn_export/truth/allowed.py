@@ -31,7 +31,7 @@ from attn_export.truth.non_finite import determined_rows
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
     from attn_export.quality import Budget, Quality
-    from attn_export.results import TensorNames
+    from attn_export.results import LayerError, TensorNames
 
 RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
 """Pairs of a number of rows, and the number of random runs for outputs of at most so many rows. The
@@ -292,9 +292,9 @@ class TruthSource(abc.ABC):
         """Return notes on the truth for the reader of a report, as seen in a case."""
         return ()
 
-    def wrong_layers(self, _: Path, __: Case, ___: TensorNames) -> str:
-        """Return which layers of a graph are wrong in a case of it; "" if not known."""
-        return ""
+    def layers(self, _: Path, __: Case, ___: TensorNames) -> tuple[Sequence[LayerError], str]:
+        """Return the error of each layer of a graph in a case, and what that says; if known."""
+        return (), ""
 
     def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:
         """Return the distance from the float model; None, as there is none."""

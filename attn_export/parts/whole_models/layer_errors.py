@@ -7,7 +7,6 @@ wrong are named.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,28 +21,10 @@ from attn_export.float64.evaluate import Values, is_float
 from attn_export.float64.streamed import StreamedEvaluation
 from attn_export.measures import measure_strictly
 from attn_export.parts.whole_models.unit_weights import layers_of
-
-RIGHT = 1e-6
-"""The largest relative L2 error of a layer in float64 that is right: weights in float32 may be
-sums of others, as of a norm's weight and 1."""
+from attn_export.results import LayerError
 
 _NEAR = 0.9
 """The largest sine of the angle between what a wrong layer gives and what it should."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerError:
-    """The error of one layer on the truth's input.
-
-    Attributes:
-        name: ``"layer 3"``, ``"the embeddings"`` or ``"what follows the layers"``.
-        value: The value of the graph that the layer gives.
-        error: The relative L2 error of it in float64.
-    """
-
-    name: str
-    value: str
-    error: float
 
 
 def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
@@ -98,15 +79,15 @@ def layer_errors(
 
     graph.values(inputs, compute, kept=())
     names = ["the embeddings", *(f"layer {number}" for number in range(len(states) - 1))]
-    found = [LayerError(name, end, errors[end]) for name, end in zip(names, ends, strict=True)]
-    rest = [LayerError("what follows the layers", n, errors[n]) for n in outputs if n in errors]
-    return [*found, *rest]
+    rest = [("what follows the layers", name) for name in outputs if name in errors]
+    every = [*zip(names, ends, strict=True), *rest]
+    return [LayerError(path.name, name, end, errors[end]) for name, end in every]
 
 
 def says(errors: Sequence[LayerError]) -> str:
     """Return what is wrong in words; "" if the layers were not found."""
-    wrong = [each for each in errors if not each.error <= RIGHT]
-    rest = max((x.error for x in errors if x.error <= RIGHT), default=0.0)
+    wrong = [each for each in errors if each.is_wrong]
+    rest = max((x.error for x in errors if not x.is_wrong), default=0.0)
     if not wrong:
         right = f"in float64, all its layers are right, within {rest:.0e}"
         return f"{right}: the runtime computes something else" if errors else ""
@@ -141,7 +122,7 @@ def _ends(
         near = [n for n in range(at, len(seen)) if seen[n][1][number] <= _NEAR]
         if not near:
             return None
-        exact = [n for n in near if seen[n][1][number] <= RIGHT]
+        exact = [n for n in near if seen[n][1][number] <= LayerError.RIGHT]
         # The first of those that are equal: a Cast or a Reshape may follow.
         best = exact[0] if exact else min(near, key=lambda n: seen[n][1][number])
         ends.append(seen[best][0])

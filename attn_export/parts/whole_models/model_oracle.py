@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from attn_export.errors import counted
+from attn_export.errors import GraphError, counted
 from attn_export.explain.explanation import Cause, OutOfTime
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.model_search import find_cause
+from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
-from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
+from attn_export.results import BASE, CHANGED, Arrays, Case, Golden, LayerError, TensorNames
 from attn_export.tensorfile import is_floating
 from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.notes import truth_notes
@@ -163,6 +164,31 @@ class ModelOracle(Oracle):
                 f"equal scores: {counted(self.tied, 'row')} of outputs are not compared, since the "
                 "model may choose any of several experts there, whose scores are equal"
             )
+
+    def layers(
+        self, graph: Path, case: Case, names: TensorNames
+    ) -> tuple[Sequence[LayerError], str]:
+        """Return the error of each layer of a graph, if found. The search for causes says more."""
+        with contextlib.suppress(GraphError):
+            return self.layer_errors(graph, case, names), ""
+        return (), ""
+
+    def layer_errors(self, graph: Path, case: Case, names: TensorNames) -> Sequence[LayerError]:
+        """Return the error of each layer of a graph in a case of it; none if they are not found."""
+        inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
+        made: list[Arrays] = []
+        states = hidden_states(
+            self.precise, lambda: made.append(super(ModelOracle, self).truth(inputs))
+        )
+        rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
+        if not rows:
+            return ()
+        call: Any = self.subject.module
+        ends = call.entry.outputs.items()
+        follows = {name for name, end in ends if end.role not in ("present", "window")}
+        outputs = {names.outputs[n]: x for n, x in made[0].items() if n in follows}
+        given = {names.inputs[n]: np.array(x) for n, x in inputs.items()}
+        return layer_errors(graph, given, states, outputs, rows)
 
     @contextlib.contextmanager
     def places(self) -> Iterator[Callable[[], str]]:

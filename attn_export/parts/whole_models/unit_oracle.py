@@ -15,10 +15,10 @@ from attn_export.errors import GraphError, counted
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import Shape
-from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors, says
+from attn_export.parts.whole_models.layer_errors import says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
 from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit
-from attn_export.results import BASE, Arrays, Case, Golden, TensorNames
+from attn_export.results import BASE, Arrays, Case, Golden, LayerError, TensorNames
 from attn_export.tensorfile import numpy_dtype
 from attn_export.truth.allowed import run_count
 from attn_export.truth.decisions import Decisions
@@ -154,26 +154,16 @@ class UnitOracle(ModelOracle):
         made = self._made.get(id(inputs)) if order is None else None
         return made.truth if made else super().truth(inputs, order)
 
-    def wrong_layers(self, graph: Path, case: Case, names: TensorNames) -> str:
-        """Return which layers of a graph are wrong in a case; "" if not known."""
-        inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
-        made: list[Arrays] = []
-        states = hidden_states(
-            self.precise, lambda: made.append(super(ModelOracle, self).truth(inputs))
-        )
+    def layers(
+        self, graph: Path, case: Case, names: TensorNames
+    ) -> tuple[Sequence[LayerError], str]:
+        """Return the error of each layer of a graph in a case of it, and what that says."""
         unknown = "the model is too large for a search; its layers were not found in the graph"
-        rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
-        if not rows:
-            return unknown
-        call: Any = self.subject.module
-        ends = call.entry.outputs.items()
-        follows = {name for name, end in ends if end.role not in ("present", "window")}
-        outputs = {names.outputs[n]: x for n, x in made[0].items() if n in follows}
-        given = {names.inputs[n]: np.array(x) for n, x in inputs.items()}
         try:
-            return says(layer_errors(graph, given, states, outputs, rows)) or unknown
+            errors = self.layer_errors(graph, case, names)
         except GraphError as error:
-            return f"its layers are not compared: {error}"
+            return (), f"its layers are not compared: {error}"
+        return errors, says(errors) or unknown
 
     def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         made = self._made.get(id(case.inputs))

@@ -167,6 +167,18 @@ def test_the_wrong_layer_of_a_large_model_is_named_alone(name, part, layer, tmp_
     assert not report.passed
     assert f"on the truth's input, wrong: {layer} (off by" in report.explanations[0]
     assert report.explanations[0].count("off by") == 1
+    assert [each.name for each in report.layers if each.is_wrong] == [layer]
+
+
+def test_layers_of_small_models_are_judged_alone_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(loaded_model, "LARGE", 2**26)
+    graphs = _damaged("qwen3/mobius", "layers.1.mlp.down_proj", tmp_path)
+    report = compare_models(EXPORTS / "qwen3" / "checkpoint", graphs, RunOptions.of())
+    wrong = [(each.name, each.is_wrong) for each in report.layers]
+    assert wrong[:3] == [("the embeddings", False), ("layer 0", False), ("layer 1", True)]
+    page = report.to_html()
+    assert page.count("layer 1: off by") == 1
+    assert f"<td>{report.layers[2].value}</td>" in page
 
 
 def test_a_runtime_that_is_wrong_is_told_from_a_graph_that_is():
