@@ -29,6 +29,9 @@ _SMALL = 2**16
 """The size in bytes of outputs that stay in memory until all slices have run."""
 
 
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Slice:
     """Successive nodes of a graph.
@@ -50,12 +53,14 @@ class SlicedEngine(Engine):
     `most`: The bytes of weights of a slice.
     `folder`: A folder to make, for outputs of slices.
     `facts`: Those of the sessions of all slices.
-    `load`: Returns an engine for the bytes of a model whose external data lie beside the graph.
+    `load`: Returns an engine for the bytes of a model whose external data lie beside the graph, and
+        for the bytes of its floating weights. Those of integers need the layout of their kernels.
     """
 
     def __init__(
-        self, graph: Path, most: int, folder: Path, load: Callable[[bytes], Engine], facts: Facts
-    ) -> None:
+        self, graph: Path, most: int, folder: Path, load: Callable[[bytes, int], Engine],
+        facts: Facts,
+    ) -> None:  # fmt: skip
         self._load_model, self._facts, self._model = load, facts, load_proto(graph)
         self._slices = list(_cut(self._model, most))
         self._folder, self._files = folder, itertools.count()
@@ -80,7 +85,7 @@ class SlicedEngine(Engine):
                     continue
                 try:
                     if engine is None:
-                        engine = self._load_model(self._model_of(part, held))
+                        engine = self._load_model(*self._model_of(part, held))
                     taken = {name: held[name] for name in part.takes}
                     made = engine.run(taken, _bound_in(bound, part))
                     held |= {n: x if n in read_later else self._on_disk(x) for n, x in made.items()}
@@ -116,8 +121,12 @@ class SlicedEngine(Engine):
         """Return the facts of the run, with the number of slices."""
         return {**self._facts, "slices": len(self._slices)}
 
-    def _model_of(self, part: _Slice, values: Arrays) -> bytes:
-        """Return the bytes of the model of a slice, for values of some types."""
+    def _model_of(self, part: _Slice, values: Arrays) -> tuple[bytes, int]:
+        """Return the bytes of the model of a slice, for values of some types.
+
+        Returns:
+            Them, and the number of bytes of its floating weights.
+        """
         graph = self._model.graph
         known = {each.name: each for each in (*graph.input, *graph.output, *graph.value_info)}
         read = {name for node in part.nodes for name in names_read(node)}
@@ -138,8 +147,9 @@ class SlicedEngine(Engine):
         model.graph.output.extend(outputs)
         made = {name for node in part.nodes for name in node.output} - set(part.gives)
         model.graph.value_info.extend(x for x in graph.value_info if x.name in made)
-        data: bytes = model.SerializeToString()
-        return data
+        return model.SerializeToString(), sum(
+            _bytes_of(x) for x in model.graph.initializer if x.data_type in _FLOATS
+        )
 
 
 def _bound_in(bound: Mapping[str, str], part: _Slice) -> dict[str, str]:

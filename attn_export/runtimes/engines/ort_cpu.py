@@ -96,12 +96,9 @@ class OrtCpu(Runtime):
         sdk()
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
-        settings, left_out = session_options(threads, graph), list[str]()
         sizes = (path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-        if sum(sizes) > PREPACK_UP_TO:
-            settings.add_session_config_entry("session.disable_prepacking", "1")
-            left_out = ["ConstantFolding"]
-        return OrtEngine(graph, with_options(settings, options), [CPU_PROVIDER], left_out)
+        settings = with_options(session_options(threads, graph), options)
+        return _loaded(graph, settings, sum(sizes), PREPACK_UP_TO)
 
     def load_in_slices(self, graph: Path, threads: int, most: int, folder: Path) -> Engine | None:
         """Load a graph of which one slice is in memory at a time."""
@@ -109,15 +106,24 @@ class OrtCpu(Runtime):
             return None
         from attn_export.runtimes.sliced_graph import SlicedEngine
 
-        def load(model: bytes) -> Engine:
+        def load(model: bytes, size: int) -> Engine:
             settings = session_options(threads, graph)
             settings.add_session_config_entry(_FOLDER_OF_DATA, str(graph.parent.absolute()))
-            return OrtEngine(model, settings, [CPU_PROVIDER])
+            return _loaded(model, settings, size, most)
 
         return SlicedEngine(graph, most, folder, load, {"providers": [CPU_PROVIDER]})
 
 
 RUNTIME = OrtCpu
+
+
+def _loaded(graph: Path | bytes, settings: Any, size: int, most: int) -> OrtEngine:
+    """Return a session, without copies of weights if they take more than `most` bytes."""
+    left_out = list[str]()
+    if size > most:
+        settings.add_session_config_entry("session.disable_prepacking", "1")
+        left_out = ["ConstantFolding"]
+    return OrtEngine(graph, settings, [CPU_PROVIDER], left_out)
 
 
 def _conflict(site: Path) -> str:
