@@ -17,7 +17,7 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import Shape
 from attn_export.parts.whole_models.layer_errors import says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
-from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit
+from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, largest_unit
 from attn_export.results import BASE, Arrays, Case, Golden, LayerError, TensorNames
 from attn_export.tensorfile import numpy_dtype
 from attn_export.truth.allowed import run_count
@@ -26,8 +26,9 @@ from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import RoundingRecorder, math_backend
 from attn_export.truth.ties import TieOrder
 
-_MOST_HELD = 2**30
-"""The bytes of outputs of the runs that are made together, if they are of several cases."""
+_LEAST_HELD, _MOST_HELD = 2**28, 2**30
+"""The bytes of outputs of the runs that are made together, if they are of several cases: as many as
+the weights of the largest unit take in float64, within these limits."""
 
 
 def oracle_of_model(
@@ -98,11 +99,13 @@ class UnitOracle(ModelOracle):
     def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
         """Yield the cases whose runs are made together, with the number of random runs of each."""
         group, held = list[tuple[Case, int]](), 0
+        unit = 8 * largest_unit(self.subject.module)
+        most = min(max(unit, _LEAST_HELD), _MOST_HELD)
         for number, case in enumerate(cases):
             like = self._like_outputs(case)
             noisy = run_count(like, case.contents)[1] if number < MEASURED else 0
             size = (2 + noisy) * sum(8 * array.size for array in like.values())
-            if group and held + size > _MOST_HELD:
+            if group and held + size > most:
                 yield group
                 group, held = [], 0
             group.append((case, noisy))

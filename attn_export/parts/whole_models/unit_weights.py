@@ -150,6 +150,13 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
         unit.register_forward_hook(_leave, always_call=True)
 
 
+def largest_unit(model: nn.Module) -> int:
+    """Return the largest number of weights of a unit that are widened together."""
+    units = [stored.weights.values() for _, stored in _stored(model)]
+    sizes = [[x.numel() for x in unit if x.numel() <= _WIDENED] for unit in units]
+    return max(map(sum, sizes), default=0)
+
+
 @contextlib.contextmanager
 def alike(model: nn.Module) -> Iterator[None]:
     """Let each unit of a model by units have the weights of the first one like it in this block.
