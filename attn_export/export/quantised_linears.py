@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,7 +35,72 @@ def default_budget(dtype: str) -> Budget:
     return Budget("sqnr", _LEAST_SQNR[dtype])
 
 
-class QuantisedLinears:
+class IntegerLinears:
+    """Weights of linear layers that are integers in the graphs of their module."""
+
+    def __init__(self) -> None:
+        self._integers: dict[int, QuantisedWeight] = {}
+        """Them by the address of what they stand for, a parameter of the module."""
+
+    def _of(self, array: np.ndarray) -> QuantisedWeight | None:
+        return self._integers.get(array.__array_interface__["data"][0])
+
+    def kind_of(self, array: np.ndarray) -> object:
+        """Return how a weight is stored; those that are stored in one way can lie side by side."""
+        weight = self._of(array)
+        if weight is None:
+            return None
+        order = None if weight.order is None else weight.order.tobytes()
+        return weight.dtype, weight.block, order
+
+    def store(self, model: ir.Model) -> list[str]:
+        """Store the weights of a graph that are rounded as integers.
+
+        Returns:
+            The names of those that it reads in another way than products do: they stay floating.
+        """
+        for node in nodes_of(model, "Gemm"):
+            self._write_out(model, node)
+        stored: dict[str, QuantisedWeight] = {}
+        left: list[str] = []
+        for name, value in model.graph.initializers.items():
+            if value.dtype != ir.DataType.FLOAT or value.const_value is None:
+                continue
+            arrays = value.meta.get(PARTS) or [value.const_value.numpy()]
+            of = [self._of(array) for array in arrays]
+            parts = [each for each in of if each is not None]
+            if not parts or len(parts) < len(of):
+                continue
+            beside = _beside(parts)
+            is_product = all(use.node.op_type == "MatMul" and use.idx == 1 for use in value.uses())
+            is_product |= beside.order is None  # else rows are in another order
+            if is_product and np.array_equal(value.const_value.numpy(), beside.dequantised()):
+                stored[name] = beside
+            else:
+                left.append(name)
+        store_integers(model, stored)
+        return left
+
+    def _write_out(self, model: ir.Model, node: ir.Node) -> None:
+        """Replace the Gemm of a linear layer, whose weight is rounded, by MatMul and Add."""
+        x, weight, bias = (optional_input(node, index) for index in range(3))
+        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or not plain:
+            return
+        array = weight.const_value.numpy()
+        turned = node.attributes.get_int("transA", 0)
+        if self._of(array) is None or x is None or turned:
+            return
+        if node.attributes.get_int("transB", 0):
+            weight.const_value = ir.tensor(array.T, name=weight.name)
+            weight.shape = ir.Shape(array.T.shape)
+        op, out = Builder(model, node), node.outputs[0]
+        product = set_type(op("MatMul", x, weight), ir.DataType.FLOAT, out.shape)
+        take_over(out, product if bias is None else op("Add", product, bias))
+        model.graph.remove(node, safe=True)
+
+
+class QuantisedLinears(IntegerLinears):
     """The weights of a module's linear layers, rounded in place.
 
     Those of `nn.MultiheadAttention` are rounded, too. Weights that other layers share stay
@@ -55,8 +121,8 @@ class QuantisedLinears:
         """
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
+        super().__init__()
         self.floats: dict[str, Tensor] = {}
-        self._integers: dict[int, QuantisedWeight] = {}
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
         for path, layer in module.named_modules():
             for name in _names_of(layer, by_input):
@@ -100,51 +166,6 @@ class QuantisedLinears:
         setattr(layer, own_name, nn.Parameter(rounded, requires_grad=False))
         self._integers[rounded.data_ptr()] = integers
 
-    def store(self, model: ir.Model) -> list[str]:
-        """Store the weights of a graph that are rounded as integers.
-
-        Returns:
-            The names of those that it reads in another way than products do: they stay floating.
-        """
-        for node in nodes_of(model, "Gemm"):
-            self._write_out(model, node)
-        stored: dict[str, QuantisedWeight] = {}
-        left: list[str] = []
-        for name, value in model.graph.initializers.items():
-            if value.dtype != ir.DataType.FLOAT or value.const_value is None:
-                continue
-            arrays = value.meta.get(PARTS) or [value.const_value.numpy()]
-            of = [self._integers.get(a.__array_interface__["data"][0]) for a in arrays]
-            parts = [each for each in of if each is not None]
-            if not parts or len(parts) < len(of):
-                continue
-            beside = _beside(parts)
-            if np.array_equal(value.const_value.numpy(), beside.dequantised()):
-                stored[name] = beside
-            else:
-                left.append(name)
-        store_integers(model, stored)
-        return left
-
-    def _write_out(self, model: ir.Model, node: ir.Node) -> None:
-        """Replace the Gemm of a linear layer, whose weight is rounded, by MatMul and Add."""
-        x, weight, bias = (optional_input(node, index) for index in range(3))
-        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or not plain:
-            return
-        array = weight.const_value.numpy()
-        found = self._integers.get(array.__array_interface__["data"][0])
-        turned = node.attributes.get_int("transA", 0)
-        if found is None or x is None or turned:
-            return
-        if node.attributes.get_int("transB", 0):
-            weight.const_value = ir.tensor(array.T, name=weight.name)
-            weight.shape = ir.Shape(array.T.shape)
-        op, out = Builder(model, node), node.outputs[0]
-        product = set_type(op("MatMul", x, weight), ir.DataType.FLOAT, out.shape)
-        take_over(out, product if bias is None else op("Add", product, bias))
-        model.graph.remove(node, safe=True)
-
     @contextlib.contextmanager
     def as_before(self, module: nn.Module) -> Iterator[None]:
         """Let a module have its weights before rounding in this block."""
@@ -172,11 +193,11 @@ def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[s
 def _beside(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     """Return weights of the same inputs as one."""
     first = weights[0]
-    integers, scales = (
-        np.concatenate([getattr(weight, name) for weight in weights], axis=1)
-        for name in ("integers", "scales")
-    )
-    return QuantisedWeight(first.dtype, integers, scales, None, first.is_blocked)
+    fields: dict[str, Any] = {
+        name: np.concatenate([getattr(weight, name) for weight in weights], axis=1)
+        for name in ("integers", "scales", "zero_points") if getattr(first, name) is not None
+    }  # fmt: skip
+    return dataclasses.replace(first, **fields)
 
 
 def with_integers(subject: Any, dtype: str) -> Any:

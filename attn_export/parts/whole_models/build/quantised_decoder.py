@@ -6,23 +6,43 @@ The truth of these, and of decoders with rounded caches, knows the model before,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from transformers.pytorch_utils import Conv1D
 
 from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
-from attn_export.export.quantised_linears import QuantisedLinears
+from attn_export.errors import ExportError, first_few
+from attn_export.export.quantised_linears import IntegerLinears, QuantisedLinears
 from attn_export.export.subject import Subject
 from attn_export.interface import BATCH, QUERIES
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.quality import Budget
+from attn_export.quantiser import QuantisedWeight
 from attn_export.results import Arrays, Case, Golden
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
+
+
+class CheckpointWeights(IntegerLinears):
+    """The weights of a model that are integers in its checkpoint."""
+
+    def __init__(self, model: Any, integers: Mapping[str, QuantisedWeight]) -> None:
+        super().__init__()
+        for name, weight in integers.items():
+            self._integers[model.get_parameter(name).data_ptr()] = weight
+
+    def rewrite(self, model: ir.Model) -> None:
+        """Pack products, and store the weights of a graph that are integers as these."""
+        rewrite_weights(model, self.kind_of)
+        if left := self.store(model):
+            raise ExportError(
+                f"the graph reads {first_few(left)} in another way than products do, and the "
+                "checkpoint holds integers; give the checkpoint in full precision"
+            )
 
 
 class QuantisedWeights(QuantisedLinears):
@@ -37,7 +57,7 @@ class QuantisedWeights(QuantisedLinears):
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are rounded as integers."""
-        rewrite_weights(model)
+        rewrite_weights(model, self.kind_of)
         self.store(model)
 
 
