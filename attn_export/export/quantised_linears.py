@@ -7,7 +7,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -51,7 +51,87 @@ class _Stored:
         )
 
 
-class QuantisedLinears:
+class IntegerLinears:
+    """Weights of linear layers that are integers in the graphs of their module."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[nn.Module, str, QuantisedWeight, bool]] = []
+        """The modules that have them, their names there, and whether they are `[out, in]` there."""
+        self._stored: dict[int, _Stored] = {}
+
+    def located(self) -> Self:
+        """Find the addresses of the parameters, as arrays of a captured graph are views of them.
+
+        They differ while a module is captured whose weights are not in memory.
+        """
+        self._stored.clear()
+        for layer, name, weight, by_output in self._places:
+            parameter = layer.get_parameter(name).detach()
+            rows = parameter.T if by_output else parameter
+            self._stored[rows.data_ptr()] = _Stored(weight, tuple(rows.shape), rows.stride())
+        return self
+
+    def _of(self, array: np.ndarray) -> _Stored | None:
+        return self._stored.get(array.__array_interface__["data"][0])
+
+    def kind_of(self, array: np.ndarray) -> object:
+        """Return how a weight is stored; those that are stored in one way can lie side by side."""
+        stored = self._of(array)
+        if stored is None:
+            return None
+        weight = stored.weight
+        order = None if weight.order is None else weight.order.tobytes()
+        return weight.dtype, weight.block, order
+
+    def store(self, model: ir.Model) -> list[str]:
+        """Store the weights of a graph that are rounded as integers.
+
+        Returns:
+            The names of those that it reads in another way than products do: they stay floating.
+        """
+        self.located()
+        for node in nodes_of(model, "Gemm"):
+            self._write_out(model, node)
+        stored: dict[str, list[QuantisedWeight]] = {}
+        left: list[str] = []
+        for name, value in model.graph.initializers.items():
+            if value.dtype != ir.DataType.FLOAT or value.const_value is None:
+                continue
+            arrays = value.meta.get(PARTS) or [value.const_value.numpy()]
+            of = [self._of(array) for array in arrays]
+            parts = [each for each in of if each is not None]
+            if not parts or len(parts) < len(of):
+                continue
+            is_product = all(use.node.op_type == "MatMul" and use.idx == 1 for use in value.uses())
+            is_product |= parts[0].weight.order is None  # else rows are in another order
+            are_rows = (part.is_read_by(array) for part, array in zip(parts, arrays, strict=True))
+            if is_product and all(are_rows):
+                stored[name] = [part.weight for part in parts]
+            else:
+                left.append(name)
+        store_integers(model, stored)
+        return left
+
+    def _write_out(self, model: ir.Model, node: ir.Node) -> None:
+        """Replace the Gemm of a linear layer, whose weight is rounded, by MatMul and Add."""
+        x, weight, bias = (optional_input(node, index) for index in range(3))
+        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or not plain:
+            return
+        array = weight.const_value.numpy()
+        turned = node.attributes.get_int("transA", 0)
+        if self._of(array) is None or x is None or turned:
+            return
+        if node.attributes.get_int("transB", 0):
+            weight.const_value = ir.tensor(array.T, name=weight.name)
+            weight.shape = ir.Shape(array.T.shape)
+        op, out = Builder(model, node), node.outputs[0]
+        product = set_type(op("MatMul", x, weight), ir.DataType.FLOAT, out.shape)
+        take_over(out, product if bias is None else op("Add", product, bias))
+        model.graph.remove(node, safe=True)
+
+
+class QuantisedLinears(IntegerLinears):
     """The weights of a module's linear layers, rounded in place.
 
     Those of `nn.MultiheadAttention` are rounded, too. Weights that other layers share stay
@@ -72,10 +152,9 @@ class QuantisedLinears:
         """
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
+        super().__init__()
         self.rounded: dict[str, int] = {}
         self._floats: list[tuple[nn.Module, str, Tensor]] = []
-        self._places: list[tuple[nn.Module, str, QuantisedWeight, bool]] = []
-        self._stored: dict[int, _Stored] = {}  # by address
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
         for path, layer in module.named_modules():
             for name in _names_of(layer, by_input):
@@ -128,57 +207,6 @@ class QuantisedLinears:
         rounded = torch.from_numpy(np.ascontiguousarray(exact.T) if by_output else exact)
         setattr(layer, name, nn.Parameter(rounded, requires_grad=False))
         return weight
-
-    def store(self, model: ir.Model) -> list[str]:
-        """Store the weights of a graph that are rounded as integers.
-
-        Returns:
-            The names of those that it reads in another way than products do: they stay floating.
-        """
-        # Their addresses differ while a module is captured whose weights are not in memory.
-        for layer, name, weight, by_output in self._places:
-            parameter = layer.get_parameter(name).detach()
-            rows = parameter.T if by_output else parameter
-            self._stored[rows.data_ptr()] = _Stored(weight, tuple(rows.shape), rows.stride())
-        for node in nodes_of(model, "Gemm"):
-            self._write_out(model, node)
-        stored: dict[str, list[QuantisedWeight]] = {}
-        left: list[str] = []
-        for name, value in model.graph.initializers.items():
-            if value.dtype != ir.DataType.FLOAT or value.const_value is None:
-                continue
-            arrays = value.meta.get(PARTS) or [value.const_value.numpy()]
-            of = [self._of(array) for array in arrays]
-            parts = [each for each in of if each is not None]
-            if not parts or len(parts) < len(of):
-                continue
-            if all(part.is_read_by(array) for part, array in zip(parts, arrays, strict=True)):
-                stored[name] = [part.weight for part in parts]
-            else:
-                left.append(name)
-        store_integers(model, stored)
-        return left
-
-    def _of(self, array: np.ndarray) -> _Stored | None:
-        return self._stored.get(array.__array_interface__["data"][0])
-
-    def _write_out(self, model: ir.Model, node: ir.Node) -> None:
-        """Replace the Gemm of a linear layer, whose weight is rounded, by MatMul and Add."""
-        x, weight, bias = (optional_input(node, index) for index in range(3))
-        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-        if weight is None or weight.const_value is None or len(weight.uses()) > 1 or not plain:
-            return
-        array = weight.const_value.numpy()
-        turned = node.attributes.get_int("transA", 0)
-        if self._of(array) is None or x is None or turned:
-            return
-        if node.attributes.get_int("transB", 0):
-            weight.const_value = ir.tensor(array.T, name=weight.name)
-            weight.shape = ir.Shape(array.T.shape)
-        op, out = Builder(model, node), node.outputs[0]
-        product = set_type(op("MatMul", x, weight), ir.DataType.FLOAT, out.shape)
-        take_over(out, product if bias is None else op("Add", product, bias))
-        model.graph.remove(node, safe=True)
 
     @contextlib.contextmanager
     def as_before(self) -> Iterator[None]:

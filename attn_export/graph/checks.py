@@ -176,7 +176,7 @@ def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
 def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
     """Check that the constant scales of quantised values are finite, and not 0 before a division.
 
-    Ours are positive. Other quantisers also write negative ones, and 0 for a block of zeros.
+    Quantisers write 0 for a block of zeros, and some write negative ones.
     """
     initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     nodes = graph.proto.graph.node
@@ -186,10 +186,8 @@ def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
         if scales is None or scales.data_location == TensorProto.EXTERNAL:
             continue
         values = onnx.numpy_helper.to_array(scales).astype("float64")
-        positive = graph.expected is not None
         for problem, wrong in (
             ("not finite", ~np.isfinite(values)),
-            ("not positive", positive & (values <= 0)),
             ("0", (node.op_type == "QuantizeLinear") & (values == 0)),
         ):
             if wrong.any():

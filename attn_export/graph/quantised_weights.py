@@ -9,16 +9,20 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import (
+    add_initializer,
     add_lazy,
     set_type,
 )
-from attn_export.quantiser import QuantisedWeight
+from attn_export.graph.lower.node_builder import Builder
+from attn_export.quantiser import ORDER, QuantisedWeight
 
 FLOAT = ir.DataType.FLOAT
 
 
 def store_integers(model: ir.Model, weights: Mapping[str, Sequence[QuantisedWeight]]) -> None:
     """Store weights as integers, scales and zero points, which a DequantizeLinear reads.
+
+    If the rows of a weight are in another order, the inputs of its products are put in it.
 
     `weights`: Each by its name, as the parts that lie side by side in it.
     """
@@ -71,5 +75,14 @@ def _dequantise(
     node = ir.node("DequantizeLinear", stored, layout, name=f"{scope}/DequantizeLinear")
     output = set_type(node.outputs[0], FLOAT, float_weight.shape)
     output.name = f"{node.name}.out"
+    products = [use.node for use in float_weight.uses()]
     float_weight.replace_all_uses_with(output)
     model.graph.insert_before(model.graph[0], node)
+    if weight.order is None:
+        return
+    order = add_initializer(model, f"{name}{ORDER}", weight.order, ir.DataType.INT64)
+    for product in products:
+        x = product.inputs[0]
+        assert x is not None, name
+        ordered = Builder(model, product)("Gather", x, order, axis=-1)
+        product.replace_input_with(0, set_type(ordered, FLOAT, x.shape))

@@ -32,6 +32,10 @@ _CONVERT: Final = (
     "reading it could run code; convert it where you trust it: safetensors.torch.save_file("
     "torch.load(FILE, map_location='cpu', weights_only=True), 'model.safetensors')"
 )
+_FROM_GGUF: Final = (
+    "convert it: transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME)"
+    ".save_pretrained(OUT)"
+)
 _PICKLES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
@@ -90,6 +94,8 @@ def open_source(path: Path) -> TensorSource:
     """Open a checkpoint, given its file, the index of its shards, or the folder of either."""
     if path.is_dir():
         path = _in_folder(path)
+    if path.suffix == ".gguf":
+        raise WeightsError(f"{path} is GGUF by its name; {_FROM_GGUF}")
     if path.suffix in _PICKLES:
         raise WeightsError(f"{path} is a pickle by its name; {_CONVERT}")
     if path.suffix == ".json":
@@ -137,6 +143,9 @@ def _in_folder(folder: Path) -> Path:
     pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in _PICKLES]
     if pickled:
         raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {_CONVERT}")
+    gguf = [file.name for file in sorted(folder.glob("*.gguf"))]
+    if gguf:
+        raise WeightsError(f"{folder} holds GGUF only ({listed(gguf)}); {_FROM_GGUF}")
     raise WeightsError(f"{folder} holds no {SINGLE}, {INDEX} or {CONFIG}; give the file itself")
 
 

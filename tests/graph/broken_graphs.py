@@ -121,8 +121,6 @@ FAULTS: tuple[Fault, ...] = (
           ("wide is float64", ".float() before the export")),
     Fault("a scale of NaN", "quantisation_scales", edit.scale(np.nan),
           ("DequantizeLinear 'DQ': 1 of 32 scales in scales are not finite", "quantise")),
-    Fault("a scale of 0", "quantisation_scales", edit.scale(0.0),
-          ("1 of 32 scales in scales are not positive", "quantise the weight again")),
     Fault("a division by a scale of 0", "quantisation_scales", edit.scale(0.0, "QuantizeLinear"),
           ("QuantizeLinear 'DQ': 1 of 32 scales in scales are 0", "quantise"), known=False),
     Fault("a dead node", "no_dead_nodes", edit.dead_node,

@@ -21,8 +21,10 @@ from attn_export.parts.whole_models.build.model import (
     subject_of_model,
 )
 from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
+from attn_export.parts.whole_models.integer_checkpoint import integers_of
 from attn_export.parts.whole_models.integer_weights import (
     quantised_operators,
+    rounds_inputs,
     strict_judgement,
 )
 from attn_export.parts.whole_models.loaded_model import (
@@ -133,7 +135,9 @@ def _judge_entry(
     `loaded`: The model `own` in the type of the graph.
     """
     place = Path(output) / entry.phase if output is not None else None
-    strict, told = _compare_strictly(judge, loaded, entry, reference, run, place)
+    strict, told = _compare_strictly(
+        judge, loaded, entry, reference, run, place, of_integers=integers_of(own) is not None
+    )
     reports = {} if strict is None else {entry.phase: strict}
     phases = [*([] if strict is None else [_phase_note(entry, strict)]), *told]
     if run.budgets:
@@ -238,9 +242,11 @@ def _compare(
 
 def _compare_strictly(
     judge: Judge, model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
-    output: Path | None,
+    output: Path | None, *, of_integers: bool,
 ) -> tuple[Report | None, Sequence[str]]:  # fmt: skip
     """Judge a graph by the usual rule; one that is quantised by the model of its own integers.
+
+    `of_integers`: Whether the model has the integers of its checkpoint, which graphs must have too.
 
     Returns:
         The report; None if a budget must do, as notes say.
@@ -249,20 +255,23 @@ def _compare_strictly(
     if run.budgets and not operators and _type_of(entry) == "float32" and is_half(entry.path):
         return None, [f"{entry.phase}: computes in float16, so judged by the budget alone"]
     plain = dataclasses.replace(run, budgets=())
-    if not operators:
+    if not operators or (of_integers and not rounds_inputs(entry.path)):
         read = functools.partial(reference, model, entry)
         return _compare(judge, read, entry.path, plain, output), ()
     if not run.budgets:
         read = functools.partial(reference, model, entry, is_float_model=True)
         report = _compare(judge, read, entry.path, plain, output)
         advice = (
-            f"the graph is quantised ({', '.join(operators)}), which the float model is not; "
+            "its kernels may round inputs of products (accuracy_level 4), as the model does not; "
+            "--budget sqnr>=20 judges that, and the rest in a copy of the graph with level 1"
+            if of_integers
+            else f"the graph is quantised ({', '.join(operators)}), which the float model is not; "
             "--budget sqnr>=20 judges its distance, and the rest by the graph's own integers"
         )
         why = () if report.passed else (advice,)
         return dataclasses.replace(report, explanations=why), ()
     run.progress.phase("reading the integers of the graph")
-    with strict_judgement(model, entry.path) as (changed, path, note):
+    with strict_judgement(model, entry.path, of_integers=of_integers) as (changed, path, note):
         told = [f"{entry.phase}: {note}"]
         if changed is None:
             return None, told

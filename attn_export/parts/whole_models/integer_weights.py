@@ -135,6 +135,11 @@ def _level(node: onnx.NodeProto) -> onnx.AttributeProto | None:
     return next((a for a in node.attribute if a.name == _LEVEL and a.i > FLOAT32_PRODUCTS), None)
 
 
+def rounds_inputs(path: Path) -> bool:
+    """Return whether kernels may round the inputs of products of a graph to integers as well."""
+    return any(_level(node) is not None for node in _nodes(load_proto(path)))
+
+
 @contextlib.contextmanager
 def with_float_products(path: Path) -> Iterator[Path]:
     """Yield a copy of a graph whose kernels do not round the inputs of products."""
@@ -254,12 +259,26 @@ def _piece(parameter: _Parameter, side: int, rows: Tensor, left: Tensor, at: int
     return parameter, side, start + by, slice(start, stop)
 
 
+_EXACTLY = (
+    ", in a copy of the graph with accuracy_level 1: its kernels may round inputs of products, "
+    "which the budget judges"
+)
+
+
 @contextlib.contextmanager
-def strict_judgement(model: nn.Module, path: Path) -> Iterator[tuple[nn.Module | None, Path, str]]:
+def strict_judgement(
+    model: nn.Module, path: Path, *, of_integers: bool = False
+) -> Iterator[tuple[nn.Module | None, Path, str]]:
     """Yield a float model with the integers of a graph, the graph to run, and a note.
 
     The model is None if more than weights is rounded, or other weights: a budget alone judges it.
+
+    `of_integers`: Whether the model has the integers of a checkpoint, which the graph must have.
     """
+    if of_integers:
+        with with_float_products(path) as exact:
+            yield model, exact, f"judged by the integers of the checkpoint{_EXACTLY}"
+        return
     stored = read_integers(path)
     changed, problem = (None, stored.problem) if stored.problem else with_integers(model, stored)
     if changed is None:
@@ -270,9 +289,6 @@ def strict_judgement(model: nn.Module, path: Path) -> Iterator[tuple[nn.Module |
     if not stored.rounds_inputs:
         yield changed, path, note
         return
-    note += (
-        ", in a copy of the graph with accuracy_level 1: its kernels may round inputs of products, "
-        "which the budget judges"
-    )
+    note += _EXACTLY
     with with_float_products(path) as exact:
         yield changed, exact, note

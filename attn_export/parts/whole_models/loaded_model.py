@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from attn_export.errors import UsageError, first_few
+from attn_export.parts.whole_models.integer_checkpoint import integers_of
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
-from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, stored_weights
+from attn_export.parts.whole_models.unit_weights import copy_by_unit, stored_weights
 
 _DTYPES = ("float32", "float16", "bfloat16")
 """The types in which whole models are built."""
@@ -26,8 +27,9 @@ def load_model(model: Any, *, is_changed: bool = True) -> tuple[Any, tuple[str, 
 
     if isinstance(model, str | Path):
         checkpoint = read_checkpoint(Path(model))
-        by_unit = not is_changed and checkpoint.elements > LARGE
-        return checkpoint.load_by_unit() if by_unit else checkpoint.load(), checkpoint.notes
+        by_unit = not is_changed and checkpoint.is_by_unit
+        loaded = checkpoint.load_by_unit() if by_unit else checkpoint.load()
+        return loaded, (*checkpoint.notes, *_integer_notes(loaded))
     model = getattr(model, "module", model)  # of a Subject
     if not isinstance(model, PreTrainedModel):
         raise UsageError(
@@ -57,14 +59,14 @@ def load_to_build(
         told = () if own in (None, wanted) else (f"the model is {_name(own)}, and {how}",)
         if (
             not is_changed
-            and checkpoint.elements > LARGE
+            and checkpoint.is_by_unit
             and not (is_captured and checkpoint.has_encoder)
         ):
             loaded = checkpoint.load_by_unit(wanted)
         else:
             checkpoint.config.dtype = wanted
             loaded = checkpoint.load()
-        notes = *checkpoint.notes, *told
+        notes = *checkpoint.notes, *told, *_integer_notes(loaded)
     else:
         loaded, notes = in_dtype(*load_model(model), dtype=dtype, how=how)
     for name, weight in stored_weights(loaded) if dtype != "float32" else ():
@@ -72,6 +74,11 @@ def load_to_build(
         if not ends.to(getattr(torch, dtype)).isfinite().all():
             raise UsageError(f"{name} has values that {dtype} does not hold; give another dtype")
     return loaded, notes
+
+
+def _integer_notes(model: nn.Module) -> tuple[str, ...]:
+    integers = integers_of(model)
+    return () if integers is None else (integers.note,)
 
 
 def in_dtype(

@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from attn_export.errors import WeightsError, one_line
+from attn_export.parts.whole_models.integer_checkpoint import (
+    IntegerSource,
+    integer_format,
+    with_integers,
+)
 from attn_export.parts.whole_models.model_config import config_of
-from attn_export.parts.whole_models.unit_weights import copy_by_unit, hold_by_unit
+from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, hold_by_unit
 from attn_export.runtimes.child_main import allow_mapped
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch, use_disk
@@ -71,8 +76,21 @@ class _ModelCheckpoint:
         """Whether the model is an encoder, or has one beside its decoder."""
         return self.config.is_encoder_decoder or not self.architecture.can_generate()
 
+    @property
+    def is_by_unit(self) -> bool:
+        """Whether it is so large that weights are read as they are needed."""
+        return self.elements > LARGE and not self.has_integers
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether it holds weights of integers."""
+        return isinstance(self.source, IntegerSource)
+
     def load(self) -> PreTrainedModel:
-        """Return the model in its type, for evaluation, with every tensor from the files."""
+        """Return the model in its type, for evaluation, with every tensor from the files.
+
+        One with weights of integers is in float32, which holds what they stand for.
+        """
         self._refuse_too_large()
         return self._loaded()
 
@@ -131,23 +149,33 @@ class _ModelCheckpoint:
         # As Any: types of transformers lack the pair that `output_loading_info` gives.
         transformers: Any = import_module("transformers")
         architecture: Any = self.architecture
+        integers = self.source if isinstance(self.source, IntegerSource) else None
+        if integers:
+            self.config.dtype = import_module("torch").float32
+        given = {"state_dict": integers.read(integers.files)} if integers else {}
         try:
             with _quiet(), scratch() as folder:
                 # Without what else lies in the folder: adapters, code, generation settings.
                 for name, file in _linked(self.source).items():
                     (folder / name).symlink_to(file.absolute())
                 result = architecture.from_pretrained(
-                    folder, config=self.config, dtype=self.config.dtype, use_safetensors=True,
+                    None if given else folder, config=self.config, dtype=self.config.dtype,
                     local_files_only=True, attn_implementation="eager", output_loading_info=True,
                     ignore_mismatched_sizes=True,  # they are refused below, by name
                     generation_config=transformers.GenerationConfig(),  # else it opens a file
+                    use_safetensors=True, **given,
                 )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
             raise WeightsError(
                 f"transformers cannot load {self.folder}: {one_line(error)}"
             ) from error
         model, found = result
+        if integers:
+            unexpected = found["unexpected_keys"]
+            found["unexpected_keys"] = {*unexpected} - integers.zero_biases(unexpected)
         self._refuse_others(found)
+        if integers:
+            integers.keep(model)
         model.set_experts_implementation("eager")  # the others have no float64
         model.eval()
         loaded: PreTrainedModel = model
@@ -183,7 +211,8 @@ def read_checkpoint(folder: Path) -> _ModelCheckpoint:
 
     No tensor is read, and no memory is taken that the files do not justify.
     """
-    source = open_source(folder)
+    source, of = open_source(folder), integer_format(folder / CONFIG)
+    source = source if of is None else with_integers(source, of)
     notes: list[str] = []
     config, architecture = config_of(folder / CONFIG, notes)
     stored = source.describe(source.files)

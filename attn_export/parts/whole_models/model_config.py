@@ -51,6 +51,7 @@ def config_of(path: Path, notes: list[str]) -> tuple[PreTrainedConfig, type[PreT
     from transformers import CONFIG_MAPPING
 
     values = read_json(path, "the config")
+    values.pop("quantization_config", None)  # `integer_format` reads it
     for key, value in _items_of(values):
         _refuse_code(path, key, value)
     kind = values.get("model_type")

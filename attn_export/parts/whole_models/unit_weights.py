@@ -39,6 +39,9 @@ LARGE = 2**26
 _ALIKE = 2**28
 """The largest number of elements of a weight that stands in for others."""
 
+_MOST_HEAPS = -8
+"""The number of the option of glibc's `mallopt` that limits heaps, M_ARENA_MAX."""
+
 _SMALL = 2**16
 """The largest number of elements of a weight that stays in memory."""
 
@@ -137,6 +140,10 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
 
     `files`: Those of its checkpoint.
     """
+    if (libc := _glibc()) is not None:
+        # Else each thread of runs in step has a heap of its own, which keeps what it freed. As one
+        # of them works at a time, none waits for another.
+        libc.mallopt(_MOST_HEAPS, 1)
     watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
     for number, unit in enumerate(_units(model)):
@@ -341,8 +348,14 @@ def _load(unit: nn.Module) -> None:
 def _drop(unit: nn.Module) -> None:
     """Put the placeholders of the weights of a unit back, and give the memory back."""
     _drop_weights(unit)
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)  # each thread has its own heap, which otherwise keeps what it freed
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    """Return the C library, if it is that of GNU."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "malloc_trim") else None
 
 
 def _drop_weights(unit: nn.Module) -> None:

@@ -17,7 +17,7 @@ from attn_export.errors import WeightsError
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.graph.unread import Unread, reader
-from attn_export.parts.whole_models import loaded_model, model_oracle, unit_weights
+from attn_export.parts.whole_models import model_checkpoint, model_oracle, unit_weights
 
 SMALL, SIZE = 128, 64
 """Elements of weights that stay in memory here, and the width of the models."""
@@ -56,7 +56,7 @@ def test_graphs_and_weights_are_those_of_a_build_in_memory(
     kind, _, layers = kind.partition("/")
     tiny_decoder(kind, **fields).save_pretrained(checkpoint)
     whole = files_of(tmp_path / "whole", checkpoint, dtype, layers)
-    monkeypatch.setattr(loaded_model, "LARGE", 0)
+    monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
     by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype, layers)
     assert {n: x for n, x in by_unit.items() if x != whole.get(n)} == {}
@@ -67,7 +67,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_not_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_decoder("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(loaded_model, "LARGE", 0)
+    monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
     subject = Subject.from_model(tmp_path)
     model = export(subject).model
@@ -109,7 +109,7 @@ def test_reports_are_those_of_builds_in_memory(
         assert (subject.unread is not None) == (name == "by_unit")
         run: Any = {"dialects": ["ort"], "runtimes": ["ort-cpu"]}
         reports.append(build(subject, tmp_path / name, **run))
-        monkeypatch.setattr(loaded_model, "LARGE", 0)
+        monkeypatch.setattr(model_checkpoint, "LARGE", 0)
         monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
     whole, by_unit = reports
     assert whole.passed

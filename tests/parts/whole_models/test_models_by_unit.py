@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from attn_export import temp_folders
 from attn_export.commands.compare import compare_models
 from attn_export.errors import WeightsError
-from attn_export.parts.whole_models import loaded_model, unit_weights
+from attn_export.parts.whole_models import model_checkpoint, unit_weights
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.unit_weights import (
     copy_by_unit,
@@ -38,7 +38,7 @@ IDS = torch.tensor([[5, 9, 3, 1, 7], [8, 8, 2, 6, 4]])
 def small_limits(monkeypatch):
     """Let tiny models count as large."""
     monkeypatch.setattr(unit_weights, "_SMALL", 16)
-    monkeypatch.setattr(loaded_model, "LARGE", 0)
+    monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(temp_folders, "_NOT_USED", [])
 
 
@@ -171,7 +171,7 @@ def test_the_wrong_layer_of_a_large_model_is_named_alone(name, part, layer, tmp_
 
 
 def test_layers_of_small_models_are_judged_alone_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(loaded_model, "LARGE", 2**26)
+    monkeypatch.setattr(model_checkpoint, "LARGE", 2**26)
     graphs = _damaged("qwen3/mobius", "layers.1.mlp.down_proj", tmp_path)
     report = compare_models(EXPORTS / "qwen3" / "checkpoint", graphs, RunOptions.of())
     wrong = [(each.name, each.is_wrong) for each in report.layers]

@@ -49,6 +49,7 @@ from attn_export.parts.whole_models.build.interface import (
 from attn_export.parts.whole_models.build.part import ModelPart, cut_model
 from attn_export.parts.whole_models.build.quantised_decoder import (
     BUDGET_OF_CACHE,
+    CheckpointWeights,
     QuantisedWeights,
     oracle_of_integers,
 )
@@ -56,6 +57,7 @@ from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.build.rounded_cache import FLOAT16, RoundedCache, rounded_cache
 from attn_export.parts.whole_models.bundle_text import files_of
 from attn_export.parts.whole_models.export_layouts import Promise
+from attn_export.parts.whole_models.integer_checkpoint import integers_of
 from attn_export.parts.whole_models.loaded_model import (
     in_dtype,
     left_out_beside,
@@ -129,9 +131,11 @@ def subject_of_model(
     is_changed |= is_captured and (kv_dtype != "none" or os.name != "posix")
     is_ours = isinstance(model, str | Path)
     loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
+    is_plain = adapter is None and weights_dtype == "none" and dtype == "float32"
+    weights = _checkpoint_weights(model, loaded, is_plain=is_plain)
     if adapter is not None:
         notes = *notes, merge_adapter(adapter, model, loaded)
-    weights, rounds, part = None, rounded_cache(kv_dtype), None
+    rounds, part = rounded_cache(kv_dtype), None
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
     )
@@ -139,14 +143,14 @@ def subject_of_model(
         loaded = copy.deepcopy(loaded)
     if layers:
         part = cut_model(loaded, layers, len(heads_of(loaded)) // 2)
-    if weights_dtype != "none":
-        weights = QuantisedWeights(loaded, weights_dtype)
-        notes = *notes, *weights.notes
+    rounded = QuantisedWeights(loaded, weights_dtype) if weights_dtype != "none" else None
+    notes = *notes, *(rounded.notes if rounded else ())
 
     def make() -> Subject:
         subject = _without_files(
-            loaded, notes, is_captured=is_captured, max_len=max_len, all_logits=all_logits,
-            weights=weights, rounds=rounds, part=part, appends=cache == _APPEND,
+            loaded, notes, is_captured=is_captured, max_len=max_len, integers=weights,
+            all_logits=all_logits, weights=rounded, rounds=rounds, part=part,
+            appends=cache == _APPEND,
         )  # fmt: skip
         if not layers:
             beside = left_out_beside(Path(model), adapter) if is_ours else {}
@@ -157,31 +161,58 @@ def subject_of_model(
     subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
     subject.maps_weights = (
-        is_ours and not weights and subject.unread is None and os.name == "posix"
+        is_ours and not weights and not rounded and subject.unread is None and os.name == "posix"
         and is_large_model(loaded)
     )  # fmt: skip
     return subject
 
 
 def _without_files(
-    loaded: Any, notes: tuple[str, ...], *, is_captured: bool, max_len: int, **options: Any
-) -> Subject:
+    loaded: Any, notes: tuple[str, ...], *, is_captured: bool, max_len: int,
+    integers: CheckpointWeights | None, **options: Any,
+) -> Subject:  # fmt: skip
     """Return the subject of a model; a decoder that is captured is proved.
 
+    `integers`: Those of its checkpoint, if there are any.
     `options`: Those of decoders.
     """
     subject: Subject
     if loaded.can_generate():
         subject = decoder = _BuiltModel(loaded, notes, max_len=max_len, **options)
+        if integers:
+            decoder.rewrite = integers.rewrite
         if is_captured:
             decoder.prove()
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
+    elif integers:
+        raise UsageError("weights of integers are built of decoders only; leave the model out")
     else:
         subject = BuiltEncoder(loaded, notes)
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
     return subject
+
+
+def _checkpoint_weights(folder: Any, model: Any, *, is_plain: bool) -> CheckpointWeights | None:
+    """Return the weights of a model that are integers in its checkpoint, if there are any.
+
+    `is_plain`: Whether no option changes weights.
+    """
+    integers = integers_of(model)
+    if integers is None:
+        return None
+    if not is_plain:
+        raise UsageError(
+            f"{folder} holds weights of integers, which are built as they are, in float32; leave "
+            "--adapter, --weights-dtype and --dtype out, or give the model before it was rounded"
+        )
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise UsageError(
+            f"{folder} holds weights of integers, which are built of decoders alone; give the "
+            "model before it was rounded"
+        )
+    return CheckpointWeights(model, integers.weights)
 
 
 def _tell_left_out(

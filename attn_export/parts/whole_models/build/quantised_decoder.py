@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
-from attn_export.export.quantised_linears import QuantisedLinears
+from attn_export.errors import ExportError, first_few
+from attn_export.export.quantised_linears import IntegerLinears, QuantisedLinears
 from attn_export.export.subject import Subject
 from attn_export.interface import BATCH, QUERIES, Shape
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
@@ -35,6 +36,25 @@ from attn_export.temp_folders import in_file
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
+
+
+class CheckpointWeights(IntegerLinears):
+    """The weights of a model that are integers in its checkpoint."""
+
+    def __init__(self, model: Any, integers: Mapping[str, QuantisedWeight]) -> None:
+        super().__init__()
+        for path, weight in integers.items():
+            place, _, name = path.rpartition(".")
+            self._places.append((model.get_submodule(place), name, weight, True))
+
+    def rewrite(self, model: ir.Model) -> None:
+        """Pack products, and store the weights of a graph that are integers as these."""
+        rewrite_weights(model, self.located().kind_of)
+        if left := self.store(model):
+            raise ExportError(
+                f"the graph reads {first_few(left)} in another way than products do, and the "
+                "checkpoint holds integers; give the checkpoint in full precision"
+            )
 
 
 class QuantisedWeights(QuantisedLinears):
@@ -78,7 +98,7 @@ class QuantisedWeights(QuantisedLinears):
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are rounded as integers."""
-        rewrite_weights(model)
+        rewrite_weights(model, self.located().kind_of)
         self.store(model)
 
 

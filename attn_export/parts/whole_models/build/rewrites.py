@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -21,18 +21,24 @@ from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.unread import Read, reader
 
 
-def rewrite_weights(model: ir.Model) -> None:
+def rewrite_weights(
+    model: ir.Model, kind_of: Callable[[np.ndarray], object] = lambda _: None
+) -> None:
     """Pack the products of each value with weights `[in, out]`, such as those of q, k and v.
 
     New weights are computed when they are written, and are not in memory before.
+
+    `kind_of`: Returns how a weight is stored; those of one kind are packed.
     """
     _add_offsets(model)
     _move_experts(model)
-    products: dict[ir.Value, list[ir.Node]] = {}
+    products: dict[tuple[ir.Value, object], list[ir.Node]] = {}
     for node in nodes_of(model, "MatMul"):
         x, weight = node.inputs
         if x is not None and weight is not None and _rank(weight) == 2 and len(weight.uses()) == 1:
-            products.setdefault(x, []).append(node)
+            array = constant_array(weight)
+            kind = None if array is None else kind_of(array)
+            products.setdefault((x, kind), []).append(node)
     for nodes in products.values():
         if len(nodes) > 1:
             _pack(model, nodes)
