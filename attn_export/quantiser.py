@@ -31,6 +31,9 @@ ORDER = "_order"
 FLOAT32_PRODUCTS, INTEGER_PRODUCTS = 1, 4
 """The accuracy levels of MatMulNBits: inputs in float32, and inputs rounded to 8-bit integers."""
 
+_PIECE = 2**24
+"""The number of elements of a weight that are rounded together."""
+
 RANGES = {"int4": (-7, 7), "uint4": (0, 15), "int8": (-127, 127), "uint8": (0, 255)}
 """The smallest and largest integer by dtype. Signed ranges are symmetric, without the lowest
 integer of the dtype."""
@@ -104,14 +107,20 @@ def quantise(weight: Array, dtype: str, block_size: int) -> QuantisedWeight:
 
     `weight`: float32 `[in, out]`.
     """
-    if not np.isfinite(weight).all():
-        raise ValueError("it holds NaN or infinite values, which no integer stands for")
-    blocks = _in_blocks(weight, block_size or len(weight))
+    block = block_size or len(weight)
     low, high = RANGES[dtype]
-    scales = _few_digits(np.abs(blocks).max(axis=1) / high)
-    integers = np.clip(np.rint(blocks / scales[:, None]), low, high)
-    stored = integers.astype(np.int8).reshape(weight.shape)
-    return QuantisedWeight(dtype, stored, scales, None, bool(block_size))
+    integers = np.empty(weight.shape, np.int8)
+    scales = np.empty((len(weight) // block, weight.shape[1]), np.float32)
+    step = max(_PIECE // len(weight), 1)
+    for start in range(0, weight.shape[1], step):
+        outputs = slice(start, start + step)
+        blocks = _in_blocks(weight[:, outputs], block)
+        if not np.isfinite(blocks).all():
+            raise ValueError("it holds NaN or infinite values, which no integer stands for")
+        scales[:, outputs] = _few_digits(np.abs(blocks).max(axis=1) / high)
+        rounded = np.rint(blocks / scales[:, None, outputs])
+        integers[:, outputs] = np.clip(rounded, low, high).reshape(len(weight), -1)
+    return QuantisedWeight(dtype, integers, scales, None, bool(block_size))
 
 
 def _in_blocks(array: Array, block: int) -> Array:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from attn_export.interruption import AT_END
 
 if TYPE_CHECKING:
+    import numpy as np
     from filelock import BaseFileLock
 
 MEMORY = Path("/dev/shm")
@@ -125,6 +126,19 @@ def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
         finally:
             AT_END.remove(remove)
             lock.release()
+
+
+def in_file(array: np.ndarray) -> np.ndarray:
+    """Return an array that lies in a temporary file, which goes with the last view of it."""
+    import numpy as np
+
+    if not array.size:
+        return array
+    with tempfile.TemporaryFile() as file:
+        file.write(np.ascontiguousarray(array).data)
+        file.flush()
+        view: np.ndarray = np.memmap(file, array.dtype, "r", shape=array.shape)
+    return view
 
 
 def use_disk() -> None:

@@ -80,6 +80,16 @@ def export(subject: Subject) -> IrGraph:
 
     Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
     """
+    if subject.stored_dtype:
+        exported = _export(subject)
+        weights = exported.model.graph.initializers.items()
+        unread = [
+            n
+            for n, x in weights
+            if isinstance(x.const_value, ir.LazyTensor) and x.const_value.shape.rank() > 1
+        ]
+        store_in_narrow_types(exported.model, dict.fromkeys(unread, subject.stored_dtype))
+        return exported
     narrow_dtypes = subject.narrow_dtypes()
     if narrow_dtypes and subject.in_float32 is None:
         _check_same_operations(subject)
@@ -126,7 +136,8 @@ def _operations(program: ExportedProgram) -> list[str]:
 def _export(subject: Subject) -> IrGraph:
     unread = subject.unread.at_addresses() if subject.unread else contextlib.nullcontext()
     with _quiet(), unread:
-        program = _checked_program(subject)
+        with subject.alike():
+            program = _checked_program(subject)
         model = _translate(subject, program)
         name_axes(model, subject.axes)
         _name_shared_weights(model, subject)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,22 @@ def default_budget(dtype: str) -> Budget:
     return Budget("sqnr", _LEAST_SQNR[dtype])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """A weight that is rounded, and how it lies in memory as `[in, out]`: in elements."""
+
+    weight: QuantisedWeight
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def is_read_by(self, array: np.ndarray) -> bool:
+        """Return whether a view of the weight is `[in, out]`, as its integers are."""
+        sizes = zip(array.shape, array.strides, self.strides, strict=False)
+        return array.shape == self.shape and all(
+            size == 1 or stride == own * array.itemsize for size, stride, own in sizes
+        )
+
+
 class QuantisedLinears:
     """The weights of a module's linear layers, rounded in place.
 
@@ -41,7 +58,7 @@ class QuantisedLinears:
     floating, except that of the `head`, which gets one of its own.
 
     Attributes:
-        floats: The weights before, by the name of the parameter.
+        rounded: The numbers of elements of rounded weights, by the name of the parameter.
         notes: What was rounded, for the report.
     """
 
@@ -55,8 +72,10 @@ class QuantisedLinears:
         """
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
-        self.floats: dict[str, Tensor] = {}
-        self._integers: dict[int, QuantisedWeight] = {}
+        self.rounded: dict[str, int] = {}
+        self._floats: list[tuple[nn.Module, str, Tensor]] = []
+        self._places: list[tuple[nn.Module, str, QuantisedWeight, bool]] = []
+        self._stored: dict[int, _Stored] = {}  # by address
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
         for path, layer in module.named_modules():
             for name in _names_of(layer, by_input):
@@ -65,17 +84,15 @@ class QuantisedLinears:
                 if weight.dtype == torch.float32 and is_own:
                     by_output = not isinstance(layer, by_input)
                     self._round(path, layer, name, dtype, by_output=by_output)
-        if not self.floats:
+        if not self.rounded:
             raise ExportError(
                 "there are no linear layers in float32 to quantise; leave out --weights-dtype"
             )
-        blocks = sorted({x.block for x in self._integers.values() if x.is_blocked})
+        blocks = sorted({x.block for _, _, x, _ in self._places if x.is_blocked})
         block = f"in blocks of {' and '.join(map(str, blocks))}" if blocks else "by output"
-        rounded, total = (
-            sum(x.numel() for x in each) for each in (self.floats.values(), module.parameters())
-        )
+        share = sum(self.rounded.values()) / sum(x.numel() for x in module.parameters())
         self.notes = (
-            f"{counted(len(self.floats), 'weight')}, {rounded / total:.0%} of all numbers, are "
+            f"{counted(len(self.rounded), 'weight')}, {share:.0%} of all numbers, are "
             f"{dtype} {block}; embeddings, norms and biases stay floating",
         )
 
@@ -83,7 +100,7 @@ class QuantisedLinears:
         self, path: str, layer: nn.Module, own_name: str, dtype: str, *, by_output: bool
     ) -> None:
         name = f"{path}.{own_name}".lstrip(".")
-        weight = layer.get_parameter(own_name).detach()
+        weight = self.read(layer, own_name)
         rows = weight.numpy().T if by_output else weight.numpy()
         block = next((b for b in _BLOCKS[dtype] if not b or len(rows) % b == 0), None)
         if block is None:
@@ -94,11 +111,23 @@ class QuantisedLinears:
             integers = quantise(rows, dtype, block)
         except ValueError as error:
             raise WeightsError(f"the weight {name} cannot be quantised: {error}") from error
-        exact = integers.dequantised()
-        self.floats[name] = weight
+        integers = self.replace(layer, own_name, integers, by_output=by_output)
+        self.rounded[name] = weight.numel()
+        self._places.append((layer, own_name, integers, by_output))
+
+    def read(self, layer: nn.Module, name: str) -> Tensor:
+        """Return a weight of the module."""
+        return layer.get_parameter(name).detach()
+
+    def replace(
+        self, layer: nn.Module, name: str, weight: QuantisedWeight, *, by_output: bool
+    ) -> QuantisedWeight:
+        """Let a layer have a weight that is rounded, and return what is stored of it."""
+        self._floats.append((layer, name, layer.get_parameter(name).data))
+        exact = weight.dequantised()
         rounded = torch.from_numpy(np.ascontiguousarray(exact.T) if by_output else exact)
-        setattr(layer, own_name, nn.Parameter(rounded, requires_grad=False))
-        self._integers[rounded.data_ptr()] = integers
+        setattr(layer, name, nn.Parameter(rounded, requires_grad=False))
+        return weight
 
     def store(self, model: ir.Model) -> list[str]:
         """Store the weights of a graph that are rounded as integers.
@@ -106,25 +135,32 @@ class QuantisedLinears:
         Returns:
             The names of those that it reads in another way than products do: they stay floating.
         """
+        # Their addresses differ while a module is captured whose weights are not in memory.
+        for layer, name, weight, by_output in self._places:
+            parameter = layer.get_parameter(name).detach()
+            rows = parameter.T if by_output else parameter
+            self._stored[rows.data_ptr()] = _Stored(weight, tuple(rows.shape), rows.stride())
         for node in nodes_of(model, "Gemm"):
             self._write_out(model, node)
-        stored: dict[str, QuantisedWeight] = {}
+        stored: dict[str, list[QuantisedWeight]] = {}
         left: list[str] = []
         for name, value in model.graph.initializers.items():
             if value.dtype != ir.DataType.FLOAT or value.const_value is None:
                 continue
             arrays = value.meta.get(PARTS) or [value.const_value.numpy()]
-            of = [self._integers.get(a.__array_interface__["data"][0]) for a in arrays]
+            of = [self._of(array) for array in arrays]
             parts = [each for each in of if each is not None]
             if not parts or len(parts) < len(of):
                 continue
-            beside = _beside(parts)
-            if np.array_equal(value.const_value.numpy(), beside.dequantised()):
-                stored[name] = beside
+            if all(part.is_read_by(array) for part, array in zip(parts, arrays, strict=True)):
+                stored[name] = [part.weight for part in parts]
             else:
                 left.append(name)
         store_integers(model, stored)
         return left
+
+    def _of(self, array: np.ndarray) -> _Stored | None:
+        return self._stored.get(array.__array_interface__["data"][0])
 
     def _write_out(self, model: ir.Model, node: ir.Node) -> None:
         """Replace the Gemm of a linear layer, whose weight is rounded, by MatMul and Add."""
@@ -133,9 +169,8 @@ class QuantisedLinears:
         if weight is None or weight.const_value is None or len(weight.uses()) > 1 or not plain:
             return
         array = weight.const_value.numpy()
-        found = self._integers.get(array.__array_interface__["data"][0])
         turned = node.attributes.get_int("transA", 0)
-        if found is None or x is None or turned:
+        if self._of(array) is None or x is None or turned:
             return
         if node.attributes.get_int("transB", 0):
             weight.const_value = ir.tensor(array.T, name=weight.name)
@@ -146,17 +181,17 @@ class QuantisedLinears:
         model.graph.remove(node, safe=True)
 
     @contextlib.contextmanager
-    def as_before(self, module: nn.Module) -> Iterator[None]:
-        """Let a module have its weights before rounding in this block."""
-        parameters = {name: module.get_parameter(name) for name in self.floats}
-        rounded = {name: parameter.data for name, parameter in parameters.items()}
+    def as_before(self) -> Iterator[None]:
+        """Let the module have its weights before rounding in this block."""
+        parameters = [(layer.get_parameter(name), before) for layer, name, before in self._floats]
+        rounded = [parameter.data for parameter, _ in parameters]
         try:
-            for name, parameter in parameters.items():
-                parameter.data = self.floats[name]
+            for parameter, before in parameters:
+                parameter.data = before
             yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.data = rounded[name]
+            for (parameter, _), data in zip(parameters, rounded, strict=True):
+                parameter.data = data
 
 
 def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[str]:
@@ -167,16 +202,6 @@ def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[s
     elif isinstance(layer, (nn.Linear, *by_input)):
         names = ("weight",)
     return [name for name in names if layer._parameters.get(name) is not None]
-
-
-def _beside(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """Return weights of the same inputs as one."""
-    first = weights[0]
-    integers, scales = (
-        np.concatenate([getattr(weight, name) for weight in weights], axis=1)
-        for name in ("integers", "scales")
-    )
-    return QuantisedWeight(first.dtype, integers, scales, None, first.is_blocked)
 
 
 def with_integers(subject: Any, dtype: str) -> Any:

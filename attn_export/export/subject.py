@@ -46,6 +46,8 @@ from attn_export.schema import CACHES
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from attn_export.cases.draw import Sizes
     from attn_export.export.input_function import InputFunction
     from attn_export.export.quantised_linears import QuantisedLinears
@@ -96,6 +98,7 @@ class Subject:
     restores_state = True  # whether a run leaves the attributes of the module as they were
     maps_weights = False  # whether the module may read them from the bundle's file
     unread: UnreadWeights | None = None  # those that the module holds only while they are needed
+    stored_dtype = ""  # the narrower type of unread weights in the graph, which holds their values
     encoder: Subject | None = None
     linears: QuantisedLinears | None = None  # if their weights are integers
     budget: Budget | None = None  # the limit of the distance from the float model, if there is one
@@ -264,9 +267,13 @@ class Subject:
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
             return {}
-        with torch.inference_mode():
+        with self.alike(), torch.inference_mode():
             state |= self.call(self.module, self.inputs) | self.inputs
         return {name: subject_checks.dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
+
+    def alike(self) -> AbstractContextManager[None]:
+        """Return a context in which weights that are in files may be others, to save time."""
+        return self.unread.alike() if self.unread else contextlib.nullcontext()
 
     def interface(self) -> Interface:
         """Return what cases are planned from."""

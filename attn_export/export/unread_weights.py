@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,10 +17,17 @@ from attn_export.graph.unread import Unread, unread_at
 
 
 class UnreadWeights:
-    """Weights that are placeholders, with functions that read each in the placeholder's type."""
+    """Weights that are placeholders, with functions that read rows of each in its type.
 
-    def __init__(self, readers: Sequence[tuple[nn.Parameter, Callable[[], Tensor]]]) -> None:
-        self._readers = readers
+    Attributes:
+        alike: Returns a context in which others may stand in for them, to save time.
+    """
+
+    def __init__(
+        self, readers: Sequence[tuple[nn.Parameter, Callable[[slice], Tensor]]],
+        alike: Callable[[], AbstractContextManager[None]],
+    ) -> None:  # fmt: skip
+        self._readers, self.alike = readers, alike
 
     @contextlib.contextmanager
     def at_addresses(self) -> Iterator[None]:
@@ -38,8 +46,8 @@ class UnreadWeights:
                 weight.data = data
 
 
-def _unread(weight: Tensor, read: Callable[[], Tensor]) -> Unread:
-    return Unread(weight.nbytes, lambda: read().contiguous().view(torch.uint8).numpy())
+def _unread(weight: Tensor, read: Callable[[slice], Tensor]) -> Unread:
+    return Unread(weight.nbytes, lambda rows: read(rows).contiguous().view(torch.uint8).numpy())
 
 
 class ReadWeights(TorchDispatchMode):

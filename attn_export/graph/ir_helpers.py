@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axis_names import Size
-from attn_export.graph.unread import is_unread, lazy, reader
+from attn_export.graph.unread import Read, lazy, reader, unread_sign
 
 MASK_INPUT, PAST_KEY_INPUT, PAST_VALUE_INPUT = 3, 4, 5
 """Indices of optional inputs of `Attention`."""
@@ -199,6 +199,22 @@ def add_initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.Dat
     return value
 
 
+def add_lazy(
+    model: ir.Model, name: str, dtype: ir.DataType, shape: Iterable[Any], read: Read
+) -> ir.Value:
+    """Return a new initialiser that is computed each time that it is read.
+
+    `read`: Returns its values, which are converted to `dtype`.
+    """
+
+    def stored() -> np.ndarray:
+        return np.ascontiguousarray(read().astype(dtype.numpy(), copy=False))
+
+    value = ir.val(name, const_value=lazy(name, dtype, shape, stored))
+    model.graph.register_initializer(value)
+    return value
+
+
 def ints(model: ir.Model, *numbers: int) -> ir.Value:
     """Return a constant int64 vector, `[n]`."""
     return constant(model, np.array(numbers, np.int64))
@@ -249,10 +265,11 @@ def merge_equal_constants(model: ir.Model, *, large: bool = False) -> None:
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor):
             continue
-        is_large = tensor.size > LARGE or is_unread(tensor)
+        sign = unread_sign(tensor)
+        is_large = tensor.size > LARGE or sign is not None
         if is_large and not large:
             continue
-        content = None if is_large else tensor.tobytes()
+        content = sign if is_large else tensor.tobytes()
         others = kept.setdefault((tensor.dtype, tuple(tensor.shape), content), [])
         if is_large:
             others = [other for other in others if same_bytes(other.const_value, tensor)]

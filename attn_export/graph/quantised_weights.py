@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import (
-    add_initializer,
+    add_lazy,
     set_type,
 )
 from attn_export.quantiser import QuantisedWeight
@@ -16,34 +17,44 @@ from attn_export.quantiser import QuantisedWeight
 FLOAT = ir.DataType.FLOAT
 
 
-def store_integers(model: ir.Model, weights: Mapping[str, QuantisedWeight]) -> None:
-    """Store weights as integers, scales and zero points, which a DequantizeLinear reads."""
-    for name, weight in weights.items():
+def store_integers(model: ir.Model, weights: Mapping[str, Sequence[QuantisedWeight]]) -> None:
+    """Store weights as integers, scales and zero points, which a DequantizeLinear reads.
+
+    `weights`: Each by its name, as the parts that lie side by side in it.
+    """
+    for name, parts in weights.items():
         float_weight = model.graph.initializers.pop(name)
-        assert float_weight.const_value is not None, name
-        assert np.array_equal(float_weight.const_value.numpy(), weight.dequantised()), (
-            f"{name} differs"
-        )
         float_weight.name = f"{name}_float32"
-        stored = _add_initializers(model, name, weight)
-        _dequantise(model, name, weight, float_weight, stored)
+        stored = _add_initializers(model, name, parts)
+        _dequantise(model, name, parts[0], float_weight, stored)
 
 
-def _add_initializers(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
+def _add_initializers(
+    model: ir.Model, name: str, parts: Sequence[QuantisedWeight]
+) -> list[ir.Value]:
     """Add initialisers for integers, scales and, if there are any, zero points."""
+    first = parts[0]
+    outputs = sum(part.integers.shape[1] for part in parts)
 
-    def by_output(array: np.ndarray) -> np.ndarray:
+    def add(name: str, dtype: ir.DataType, of: Callable[[QuantisedWeight], Any]) -> ir.Value:
         # One scale for each output is stored as a vector, which older opsets support, too.
-        return array if weight.is_blocked else array[0]
+        like = of(first)
+        is_vector = len(like) == 1 and not first.is_blocked
+        shape = [outputs] if is_vector else [len(like), outputs]
 
-    dtype = ir.DataType[weight.dtype.upper()]
+        def read() -> np.ndarray:
+            beside = np.concatenate([of(part) for part in parts], axis=1)
+            return beside[0] if is_vector else beside
+
+        return add_lazy(model, name, dtype, shape, read)
+
+    dtype = ir.DataType[first.dtype.upper()]
     stored = [
-        add_initializer(model, name, weight.integers, dtype),
-        add_initializer(model, f"{name}_scale", by_output(weight.scales), FLOAT),
+        add(name, dtype, lambda part: part.integers),
+        add(f"{name}_scale", FLOAT, lambda part: part.scales),
     ]
-    if weight.zero_points is not None:
-        zero_points = by_output(weight.zero_points)
-        stored.append(add_initializer(model, f"{name}_zero_point", zero_points, dtype))
+    if first.zero_points is not None:
+        stored.append(add(f"{name}_zero_point", dtype, lambda part: part.zero_points))
     return stored
 
 
@@ -58,7 +69,7 @@ def _dequantise(
     layout = {"axis": 0, "block_size": weight.block} if weight.is_blocked else {"axis": 1}
     scope = name.rpartition(".")[0].replace(".", "/")
     node = ir.node("DequantizeLinear", stored, layout, name=f"{scope}/DequantizeLinear")
-    output = set_type(node.outputs[0], FLOAT, ir.Shape(weight.integers.shape))
+    output = set_type(node.outputs[0], FLOAT, float_weight.shape)
     output.name = f"{node.name}.out"
     float_weight.replace_all_uses_with(output)
     model.graph.insert_before(model.graph[0], node)

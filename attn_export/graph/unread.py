@@ -18,17 +18,19 @@ from numpy.lib.stride_tricks import as_strided
 Read = Callable[[], np.ndarray]
 """Returns an array with its numbers."""
 
+_ALL, _FIRST = slice(None), slice(1)
+
 
 class Unread:
     """An array of a number of bytes that is not in memory.
 
-    `read`: Returns its numbers, a contiguous array of any shape.
+    `read`: Returns the numbers of some rows, a contiguous array of any shape.
 
     Attributes:
         pages: Its address space, in which all reads find zeros.
     """
 
-    def __init__(self, size: int, read: Read) -> None:
+    def __init__(self, size: int, read: Callable[[slice], np.ndarray]) -> None:
         # What cannot be written counts towards no limit of memory.
         self.pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self._read, self._size = read, size
@@ -41,9 +43,13 @@ class Unread:
 
     def view(self, like: np.ndarray) -> np.ndarray:
         """Return the view of the numbers that an array is of the address space."""
-        flat = self._read().reshape(-1).view(like.dtype)
+        flat = self._read(_ALL).reshape(-1).view(like.dtype)
         first = (_address(like) - self.start) // like.itemsize
         return as_strided(flat[first:], like.shape, like.strides, writeable=False)
+
+    def sign(self, like: np.ndarray) -> tuple[object, ...]:
+        """Return what views of equal numbers have in common, of which little is read."""
+        return self._read(_FIRST).tobytes(), _address(like) - self.start, like.strides
 
 
 _UNREAD: WeakValueDictionary[int, Unread] = WeakValueDictionary()
@@ -68,7 +74,15 @@ def reader(array: np.ndarray) -> Read:
 
 def is_unread(tensor: ir.TensorProtocol) -> bool:
     """Return whether a tensor's numbers are not in memory."""
-    return not _is_elsewhere(tensor) and unread_at(_address(tensor.numpy())) is not None
+    return unread_sign(tensor) is not None
+
+
+def unread_sign(tensor: ir.TensorProtocol) -> tuple[object, ...] | None:
+    """Return the sign of a tensor whose numbers are not in memory; None for others."""
+    if _is_elsewhere(tensor):
+        return None
+    unread = unread_at(_address(array := tensor.numpy()))
+    return None if unread is None else unread.sign(array)
 
 
 def read_when_needed(model: ir.Model) -> None:

@@ -151,12 +151,19 @@ class Oracle(TruthSource):
         numbers = self._measured_cases(goldens)
         chosen = [goldens[number] for number in numbers]
         with self._as_before():
-            before = Oracle(self.subject)
-            floats = [before.truth(golden.case.inputs) for golden in chosen]
+            floats = self._truths_before([golden.case.inputs for golden in chosen])
         quality, stored = measure_outputs(floats, chosen, budgets)
         if sum(array.nbytes for outputs in stored for array in outputs.values()) <= _FLOAT_BYTES:
             write_quality(folder, numbers, stored, quality)
         return quality
+
+    def _truths_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        """Return the outputs of float64 runs of the module, which has its weights before rounding.
+
+        `inputs`: Those of each run.
+        """
+        before = Oracle(self.subject)
+        return [before.truth(each) for each in inputs]
 
     def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
         """Return the indices of the cases in which the distance is measured."""
@@ -167,7 +174,7 @@ class Oracle(TruthSource):
     def _as_before(self) -> AbstractContextManager[None]:
         """Let the module have its weights before rounding in this block."""
         assert self.subject.linears is not None, "no integers, and so no budget"
-        return self.subject.linears.as_before(self.subject.module)
+        return self.subject.linears.as_before()
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)

@@ -11,18 +11,19 @@ Runtime folds when a session is made.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
-from attn_export.graph.ir_helpers import add_initializer, nodes_of, optional_input
+from attn_export.graph.ir_helpers import add_initializer, add_lazy, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT
 from attn_export.quantiser import (
     FLOAT32_PRODUCTS,
     MIDDLE,
     RANGES,
-    QuantisedWeight,
     join_nibbles,
 )
 
@@ -47,11 +48,44 @@ def multiply_integers(model: ir.Model) -> None:
             _replace_product(model, reader, weight, packed)
 
 
-def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: QuantisedWeight) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """The constants of a DequantizeLinear, which are read when they are needed.
+
+    Attributes:
+        integers: `[in, out]`.
+        scales: `[in / block, out]`, or `[out]`.
+        zeros: The zero points, of the shape of the scales; None if all are 0.
+        block: The number of inputs that share a scale in MatMulNBits.
+    """
+
+    integers: ir.TensorProtocol
+    scales: ir.TensorProtocol
+    zeros: ir.TensorProtocol | None
+    is_blocked: bool
+    block: int
+
+    @property
+    def dtype(self) -> str:
+        """The type of the integers."""
+        return self.integers.dtype.name.lower()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of inputs and outputs."""
+        return tuple(self.integers.shape.numpy())
+
+    def spread(self, tensor: ir.TensorProtocol) -> np.ndarray:
+        """Return scales or zero points of all blocks, `[in / block, out]`."""
+        array = tensor.numpy()
+        return array if self.is_blocked else np.tile(array, (self.shape[0] // self.block, 1))
+
+
+def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: _Weight) -> None:
     """Replace a DequantizeLinear by operators of float32: (integer - zero point) * scale."""
     op = Builder(model, node)
-    inputs, outputs = weight.integers.shape
-    blocked = node.attributes.get_int("block_size", 0) > 0
+    inputs, outputs = weight.shape
+    blocked = weight.is_blocked
     integers, scales, zeros = (optional_input(node, index) for index in range(3))
 
     def beside(x: ir.Value | None) -> ir.Value | None:
@@ -60,7 +94,7 @@ def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: QuantisedWeig
 
     value = op("Cast", integers, to=FLOAT)
     if blocked:
-        value = op("Reshape", value, op.ints(len(weight.scales), -1, outputs))
+        value = op("Reshape", value, op.ints(inputs // weight.block, -1, outputs))
     if zeros is not None:
         value = op("Sub", value, beside(op("Cast", zeros, to=FLOAT)))
     value = op("Mul", value, beside(scales))
@@ -75,7 +109,7 @@ def _is_product_with(reader: ir.Node, node: ir.Node) -> bool:
     return plain and reader.inputs[1] is node.outputs[0] and reader.inputs[0] is not None
 
 
-def _read(node: ir.Node) -> QuantisedWeight | None:
+def _read(node: ir.Node) -> _Weight | None:
     """Return the weight of a DequantizeLinear; None if MatMulNBits does not support it."""
     inputs = [optional_input(node, index) for index in range(3)]
     integers, scales, zeros = (None if x is None else x.const_value for x in inputs)
@@ -94,31 +128,30 @@ def _read(node: ir.Node) -> QuantisedWeight | None:
         return None
     rows = integers.shape.numpy()[0]
     block = next((b for b in BLOCKS if rows % b == 0 and (not blocked or b == blocked)), None)
-    if block is None:
-        return None
-
-    def spread(array: np.ndarray) -> np.ndarray:
-        return array if blocked else np.tile(array, (rows // block, 1))
-
-    return QuantisedWeight(
-        dtype, integers.numpy().astype(np.int64), spread(scales.numpy()),
-        None if zeros is None else spread(zeros.numpy().astype(np.int64)), bool(blocked),
-    )  # fmt: skip
+    return None if block is None else _Weight(integers, scales, zeros, bool(blocked), block)
 
 
-def _pack_weight(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
+def _pack_weight(model: ir.Model, name: str, weight: _Weight) -> list[ir.Value]:
     """Add the inputs of MatMulNBits: weights, scales and, if not the default, zero points."""
     offset = MIDDLE if weight.dtype.startswith("int") else 0
-    blocks, outputs = weight.scales.shape
-    rows = _pack_bytes((weight.integers + offset).T.reshape(outputs, blocks, -1))
-    points = weight.zero_points
-    zeros = ((np.zeros(weight.scales.shape, np.int64) if points is None else points) + offset).T
+    inputs, outputs = weight.shape
+    blocks = inputs // weight.block
+
+    def rows() -> np.ndarray:
+        integers = weight.integers.numpy().astype(np.int8) + np.int8(offset)
+        return _pack_bytes(integers.T.reshape(outputs, blocks, -1))
+
     constants = [
-        add_initializer(model, f"{name}.packed", rows, UINT8),
-        add_initializer(model, f"{name}.packed_scale", weight.scales.T, FLOAT),
-    ]
-    if (zeros != MIDDLE).any():
-        packed = _pack_bytes(zeros)
+        add_lazy(model, f"{name}.packed", UINT8, (outputs, blocks, weight.block // 2), rows),
+        add_lazy(
+            model, f"{name}.packed_scale", FLOAT, (outputs, blocks),
+            lambda: weight.spread(weight.scales).T,
+        ),
+    ]  # fmt: skip
+    zeros = np.int8(0) if weight.zeros is None else weight.spread(weight.zeros).astype(np.int8).T
+    if (zeros + np.int8(offset) != MIDDLE).any():
+        points = np.broadcast_to(zeros + np.int8(offset), (outputs, blocks))
+        packed = _pack_bytes(points)
         constants.append(add_initializer(model, f"{name}.packed_zero_point", packed, UINT8))
     return constants
 
@@ -131,9 +164,9 @@ def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
 
 
 def _replace_product(
-    model: ir.Model, node: ir.Node, weight: QuantisedWeight, packed: list[ir.Value]
+    model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]
 ) -> None:
-    inputs, outputs = weight.integers.shape
+    inputs, outputs = weight.shape
     (product,) = Builder(model, node).add_node(
         "MatMulNBits", [node.inputs[0], *packed], 1, MICROSOFT,
         K=inputs, N=outputs, bits=4, block_size=weight.block, accuracy_level=FLOAT32_PRODUCTS,

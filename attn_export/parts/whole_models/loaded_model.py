@@ -68,7 +68,8 @@ def load_to_build(
     else:
         loaded, notes = in_dtype(*load_model(model), dtype=dtype, how=how)
     for name, weight in stored_weights(loaded) if dtype != "float32" else ():
-        if not weight.to(getattr(torch, dtype)).isfinite().all():
+        ends = torch.stack(torch.aminmax(weight)) if weight.numel() else weight
+        if not ends.to(getattr(torch, dtype)).isfinite().all():
             raise UsageError(f"{name} has values that {dtype} does not hold; give another dtype")
     return loaded, notes
 

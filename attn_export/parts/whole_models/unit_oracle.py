@@ -26,7 +26,7 @@ from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import RoundingRecorder, math_backend
 from attn_export.truth.ties import TieOrder
 
-_MOST_HELD = 2**28
+_MOST_HELD = 2**30
 """The bytes of outputs of the runs that are made together, if they are of several cases."""
 
 
@@ -39,7 +39,7 @@ def oracle_of_model(
     """
     if is_by_unit(subject.module) and not of_float:
         subject.restores_state = False  # which would take weights away from other runs
-        return _UnitOracle(subject, least_eps, axes)
+        return UnitOracle(subject, least_eps, axes)
     return ModelOracle(subject, least_eps, **of_float)
 
 
@@ -66,7 +66,7 @@ class _Runs:
     noisy: list[Arrays] = dataclasses.field(default_factory=list)
 
 
-class _UnitOracle(ModelOracle):
+class UnitOracle(ModelOracle):
     """The source of the truth of a model that holds the weights of one unit at a time."""
 
     def __init__(self, subject: Subject, least_eps: float, axes: Mapping[str, Shape]) -> None:
@@ -91,6 +91,9 @@ class _UnitOracle(ModelOracle):
         cases = [Case("", "", {}, each, "") for each in inputs]
         in_step([run for case in cases for run in self._runs_of(case, 0)])
         return [self._made.pop(id(each)).truth for each in inputs]
+
+    def _truths_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        return self.truths(inputs)  # the copy in float64 reads the weights before rounding, too
 
     def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
         """Yield the cases whose runs are made together, with the number of random runs of each."""

@@ -8,6 +8,7 @@ before the weights of the next one are read, so that the checkpoint is read once
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import functools
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.errors import WeightsError
+from attn_export.errors import ExportError, WeightsError
 from attn_export.export.module_state import copy_module
 from attn_export.export.unread_weights import UnreadWeights
 
@@ -34,6 +35,9 @@ _T = TypeVar("_T")
 
 LARGE = 2**26
 """The number of weights, 256 MiB in float32, above which a model is large."""
+
+_ALIKE = 2**28
+"""The largest number of elements of a weight that stands in for others."""
 
 _SMALL = 2**16
 """The largest number of elements of a weight that stays in memory."""
@@ -60,29 +64,60 @@ def _state_of(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+class _Alike:
+    """Weights that stand in for those of units that are like an earlier one.
+
+    Attributes:
+        is_on: Whether they do.
+        is_refused: Whether they may not, since the model refused something with them.
+        kept: Weights by the shapes in their units, their paths and types.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = self.is_refused = False
+        self.kept = dict[Any, Tensor]()
+
+
 class _Stored:
     """The weights of a unit, as the checkpoint has them, by their paths in it.
 
     Attributes:
         number: The place of the unit in the model.
         types: The types that its weights are rounded to, before they are widened.
+        changed: Functions that return weights in place of those of the checkpoint, in float32.
+            Copies of the model share them.
     """
 
-    def __init__(self, number: int, weights: dict[str, Tensor], files: _Files) -> None:
-        self.number, self.weights, self._files = number, weights, files
+    def __init__(
+        self, number: int, weights: dict[str, Tensor], files: _Files, alike: _Alike
+    ) -> None:
+        self.number, self.weights, self._files, self.alike = number, weights, files, alike
+        self._like = tuple((path, tuple(weight.shape)) for path, weight in weights.items())
         self.types = {path: weight.dtype for path, weight in weights.items()}
+        self.changed = dict[str, Callable[[], Tensor]]()
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # views of mapped files
 
-    def read(self, path: str, dtype: torch.dtype) -> Tensor:
-        """Return a weight in a type."""
+    def read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
+        """Return rows of a weight in a type."""
+        if not self.alike.is_on or self.weights[path].numel() > _ALIKE:
+            return self._read(path, dtype, rows)
+        key = self._like, path, dtype
+        if key not in self.alike.kept:
+            self.alike.kept[key] = self._read(path, dtype)
+        return self.alike.kept[key][rows]
+
+    def _read(self, path: str, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
         self._files.check()
-        return self.weights[path].to(self.types[path]).to(dtype)
+        if path in self.changed:
+            return self.changed[path]()[rows].to(dtype)
+        return self.weights[path][rows].to(self.types[path]).to(dtype)
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
         """Return the same weights in a copy that has them in other types."""
-        copy = _Stored(self.number, self.weights, self._files)
+        copy = _Stored(self.number, self.weights, self._files, self.alike)
+        copy.changed = self.changed
         copy.types = {
             path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
             for path, own in self.types.items()
@@ -95,7 +130,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
 
     `files`: Those of its checkpoint.
     """
-    watched = _Files(files)
+    watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
     for number, unit in enumerate(_units(model)):
         stored = dict[str, Tensor]()
@@ -103,14 +138,49 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit._stored_weights = _Stored(number, stored, watched)  # type: ignore[assignment]
+        unit._stored_weights = _Stored(number, stored, watched, stand_ins)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
 
 
+@contextlib.contextmanager
+def alike(model: nn.Module) -> Iterator[None]:
+    """Let each unit of a model by units have the weights of the first one like it in this block.
+
+    They are read once, so that what does not depend on weights, as the order of operations, is
+    known soon. Copies of the model have them, too.
+    """
+    stand_ins = next((stored.alike for _, stored in _stored(model)), None)
+    if stand_ins is None or stand_ins.is_on or stand_ins.is_refused:
+        yield
+        return
+    stand_ins.is_on = True
+    try:
+        yield
+    finally:
+        stand_ins.is_on = False
+        stand_ins.kept.clear()
+
+
+def made_alike(model: nn.Module, make: Callable[[], _T]) -> _T:
+    """Return what a function makes while units have weights alike; else with their own.
+
+    Weights that stand in for others may overflow in float16 where a model's own do not.
+    """
+    try:
+        with alike(model):
+            return make()
+    except ExportError:
+        for _, stored in _stored(model):
+            stored.alike.is_refused = True
+        if not is_by_unit(model):
+            raise
+        return make()
+
+
 def is_by_unit(model: nn.Module) -> bool:
     """Return whether a model holds its large weights only while their unit runs."""
-    return any(map(_is_placeholder, model.parameters()))
+    return any(map(is_placeholder, model.parameters()))
 
 
 def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype]) -> nn.Module:
@@ -123,11 +193,11 @@ def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype
     shared: dict[int, Any] = {
         id(weight): _placeholder(weight.shape, dtypes[name])
         for name, weight in tensors
-        if _is_placeholder(weight)
+        if is_placeholder(weight)
     }
     copy = copy_module(model, shared)
     for name, tensor in (*copy.named_parameters(), *copy.named_buffers()):
-        if name in dtypes and not _is_placeholder(tensor):
+        if name in dtypes and not is_placeholder(tensor):
             tensor.data = tensor.data.to(dtypes[name])
     for unit, stored in _stored(copy):
         held = {path: _holder(unit, path).dtype for path in stored.weights}
@@ -137,12 +207,13 @@ def copy_by_unit(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype
 
 def unread_weights(model: nn.Module) -> UnreadWeights:
     """Return the large weights of a model by units as they are captured and written."""
-    readers = dict[int, tuple[nn.Parameter, Callable[[], Tensor]]]()
+    readers = dict[int, tuple[nn.Parameter, Callable[[slice], Tensor]]]()
     for unit, stored in _stored(model):
         for path in stored.weights:
             holder = _holder(unit, path)
-            readers[id(holder)] = holder, functools.partial(stored.read, path, holder.dtype)
-    return UnreadWeights([*readers.values()])
+            read = functools.partial(stored.read, path, holder.dtype)
+            readers[id(holder)] = holder, read
+    return UnreadWeights([*readers.values()], functools.partial(alike, model))
 
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -152,8 +223,51 @@ def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, weight in stored.weights.items():
             yield f"{paths[unit]}.{name}" if paths[unit] else name, weight
     yield from (
-        (name, weight) for name, weight in model.named_parameters() if not _is_placeholder(weight)
+        (name, weight) for name, weight in model.named_parameters() if not is_placeholder(weight)
     )
+
+
+class ChangedWeights:
+    """Weights of a model by units that are changed when they are read, also in its copies."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._units = list(_stored(model))
+        self._places = {
+            (id(owner), leaf): (unit, path)
+            for unit, stored in self._units
+            for path in stored.weights
+            for owner, leaf in [_owner(unit, path)]
+        }
+
+    def read(self, owner: nn.Module, leaf: str) -> Tensor:
+        """Return a weight by the module that has it, in memory."""
+        unit, path = self._places[id(owner), leaf]
+        stored: Any = unit._stored_weights
+        weight: Tensor = stored.read(path, _holder(unit, path).dtype)
+        return weight
+
+    def change(self, owner: nn.Module, leaf: str, read: Callable[[], Tensor]) -> None:
+        """Let a weight be another one, which no other place shares.
+
+        `read`: Returns it.
+        """
+        unit, path = self._places[id(owner), leaf]
+        stored: Any = unit._stored_weights
+        stored.changed[path] = read
+        holder = _holder(unit, path)
+        owner._parameters[leaf] = _placeholder(holder.shape, holder.dtype)
+
+    @contextlib.contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Let all weights be those of the checkpoint in this block."""
+        before = [dict(stored.changed) for _, stored in self._units]
+        try:
+            for _, stored in self._units:
+                stored.changed.clear()
+            yield
+        finally:
+            for (_, stored), changed in zip(self._units, before, strict=True):
+                stored.changed.update(changed)
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
@@ -190,7 +304,8 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(value, requires_grad=False)
 
 
-def _is_placeholder(weight: Tensor) -> bool:
+def is_placeholder(weight: Tensor) -> bool:
+    """Return whether a weight is in memory only while its unit runs."""
     return weight.numel() > _SMALL and not any(weight.stride())
 
 
@@ -204,7 +319,8 @@ def _load(unit: nn.Module) -> None:
         # Larger ones are widened block by block, as they are multiplied, and rows when looked up.
         is_whole = holder.dtype != torch.float64 or weight.numel() <= _WIDENED
         is_whole &= type(unit) is not nn.Embedding
-        read = stored.read(path, holder.dtype if is_whole else stored.types[path])
+        narrow = torch.float32 if path in stored.changed else stored.types[path]
+        read = stored.read(path, holder.dtype if is_whole else narrow)
         owner._parameters[leaf], holders[path] = nn.Parameter(read, requires_grad=False), holder
 
 

@@ -49,8 +49,8 @@ from attn_export.parts.whole_models.build.interface import (
 from attn_export.parts.whole_models.build.part import ModelPart, cut_model
 from attn_export.parts.whole_models.build.quantised_decoder import (
     BUDGET_OF_CACHE,
-    QuantisedModelOracle,
     QuantisedWeights,
+    oracle_of_integers,
 )
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.build.rounded_cache import FLOAT16, RoundedCache, rounded_cache
@@ -79,7 +79,7 @@ from attn_export.parts.whole_models.model_reference import (
 )
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
-from attn_export.parts.whole_models.unit_weights import is_by_unit, unread_weights
+from attn_export.parts.whole_models.unit_weights import is_by_unit, made_alike, unread_weights
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -124,8 +124,8 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     `is_captured`: Whether a graph is made of it.
     """
-    is_changed = adapter is not None or weights_dtype != "none"
-    # Integers and narrow caches have truths of their own, from models that are in memory.
+    is_changed = adapter is not None
+    # Narrow caches have a truth of their own, from a model that is in memory.
     is_changed |= is_captured and (kv_dtype != "none" or os.name != "posix")
     is_ours = isinstance(model, str | Path)
     loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
@@ -142,29 +142,45 @@ def subject_of_model(
     if weights_dtype != "none":
         weights = QuantisedWeights(loaded, weights_dtype)
         notes = *notes, *weights.notes
-    if loaded.can_generate():
-        subject: Subject
-        subject = decoder = _BuiltModel(
-            loaded, notes, max_len=max_len, all_logits=all_logits, weights=weights, rounds=rounds,
-            part=part, appends=cache == _APPEND,
+
+    def make() -> Subject:
+        subject = _without_files(
+            loaded, notes, is_captured=is_captured, max_len=max_len, all_logits=all_logits,
+            weights=weights, rounds=rounds, part=part, appends=cache == _APPEND,
         )  # fmt: skip
-        if is_captured:
-            decoder.prove()
-    elif max_len:
-        raise UsageError(f"max_len {max_len} is for decoders; leave it out")
-    else:
-        subject = BuiltEncoder(loaded, notes)
+        if not layers:
+            beside = left_out_beside(Path(model), adapter) if is_ours else {}
+            _tell_left_out(subject, loaded, beside, accepts=text_only)
+        return subject
+
+    subject = made_alike(loaded, make)
     subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
     subject.maps_weights = (
         is_ours and not weights and subject.unread is None and os.name == "posix"
         and is_large_model(loaded)
     )  # fmt: skip
+    return subject
+
+
+def _without_files(
+    loaded: Any, notes: tuple[str, ...], *, is_captured: bool, max_len: int, **options: Any
+) -> Subject:
+    """Return the subject of a model; a decoder that is captured is proved.
+
+    `options`: Those of decoders.
+    """
+    subject: Subject
+    if loaded.can_generate():
+        subject = decoder = _BuiltModel(loaded, notes, max_len=max_len, **options)
+        if is_captured:
+            decoder.prove()
+    elif max_len:
+        raise UsageError(f"max_len {max_len} is for decoders; leave it out")
+    else:
+        subject = BuiltEncoder(loaded, notes)
     if loaded.config.is_encoder_decoder:
         subject.encoder = BuiltCrossEncoder(loaded, notes)
-    if not layers:
-        beside = left_out_beside(Path(model), adapter) if is_ours else {}
-        _tell_left_out(subject, loaded, beside, accepts=text_only)
     return subject
 
 
@@ -308,8 +324,15 @@ class _BuiltModel(Subject):
 
         def in_float32() -> _BuiltModel:
             wide = in_dtype(model, (), "float32")[0]
-            subject = _BuiltModel(wide, (), max_len=max_len, all_logits=all_logits, part=part)
-            subject.prove()
+
+            def make() -> _BuiltModel:
+                subject = _BuiltModel(wide, (), max_len=max_len, all_logits=all_logits, part=part)
+                subject.prove()
+                return subject
+
+            subject = made_alike(wide, make)
+            if subject.unread is not None:
+                subject.stored_dtype = type_of(model)  # half the bytes on disk
             return subject
 
         self.in_float32 = in_float32
@@ -373,5 +396,5 @@ class _BuiltModel(Subject):
         )
         subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
         if self._weights or call.rounds:
-            return QuantisedModelOracle(subject, self._weights)
+            return oracle_of_integers(subject, self._weights, self._ends.outputs)
         return oracle_of_model(subject, 0.0, self._ends.outputs)

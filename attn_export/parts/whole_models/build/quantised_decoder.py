@@ -6,20 +6,32 @@ The truth of these, and of decoders with rounded caches, knows the model before,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import onnx_ir as ir
+import torch
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
 from attn_export.export.quantised_linears import QuantisedLinears
 from attn_export.export.subject import Subject
-from attn_export.interface import BATCH, QUERIES
+from attn_export.interface import BATCH, QUERIES, Shape
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.parts.whole_models.unit_oracle import UnitOracle
+from attn_export.parts.whole_models.unit_weights import (
+    ChangedWeights,
+    is_by_unit,
+    is_placeholder,
+)
 from attn_export.quality import Budget
+from attn_export.quantiser import QuantisedWeight
 from attn_export.results import Arrays, Case, Golden
+from attn_export.temp_folders import in_file
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
@@ -32,8 +44,37 @@ class QuantisedWeights(QuantisedLinears):
     """
 
     def __init__(self, model: Any, dtype: str) -> None:
+        self._changed, self.dtype = ChangedWeights(model) if is_by_unit(model) else None, dtype
         super().__init__(model, dtype, by_input=(Conv1D,), head=model.get_output_embeddings())
-        self.dtype = dtype
+
+    def read(self, layer: nn.Module, name: str) -> Tensor:
+        """Return a weight of the module, which may lie in the checkpoint."""
+        if self._changed and is_placeholder(layer.get_parameter(name)):
+            return self._changed.read(layer, name)
+        return super().read(layer, name)
+
+    def replace(
+        self, layer: nn.Module, name: str, weight: QuantisedWeight, *, by_output: bool
+    ) -> QuantisedWeight:
+        """Let a layer have a weight that is rounded; if it is large, its integers lie in a file."""
+        if not (self._changed and is_placeholder(layer.get_parameter(name))):
+            return super().replace(layer, name, weight, by_output=by_output)
+        stored = dataclasses.replace(
+            weight, integers=in_file(weight.integers), scales=in_file(weight.scales)
+        )
+
+        def rounded() -> Tensor:
+            exact = torch.from_numpy(stored.dequantised())
+            return exact.T if by_output else exact
+
+        self._changed.change(layer, name, rounded)
+        return stored
+
+    @contextlib.contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Let the model have its weights before rounding in this block."""
+        with super().as_before(), self._changed.as_before() if self._changed else nullcontext():
+            yield
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are rounded as integers."""
@@ -41,14 +82,14 @@ class QuantisedWeights(QuantisedLinears):
         self.store(model)
 
 
-class QuantisedModelOracle(ModelOracle):
+class _QuantisedModelOracle(ModelOracle):
     """The source of the truth of a model with rounded weights or caches, which knows those before.
 
     `weights`: The rounded weights, if there are any.
     """
 
-    def __init__(self, subject: Subject, weights: QuantisedWeights | None) -> None:
-        super().__init__(subject, 0.0)
+    def __init__(self, subject: Subject, weights: QuantisedWeights | None, *of_units: Any) -> None:
+        super().__init__(subject, 0.0, *of_units)
         self.exactly = [name for name in subject.outputs if name.startswith("present_")]
         self._weights = weights
 
@@ -72,7 +113,7 @@ class QuantisedModelOracle(ModelOracle):
         call: Any = self.subject.module
         with contextlib.ExitStack() as stack:
             if self._weights:
-                stack.enter_context(self._weights.as_before(call.model))
+                stack.enter_context(self._weights.as_before())
             if call.rounds:
                 call.rounds.is_used = False
             try:
@@ -80,3 +121,20 @@ class QuantisedModelOracle(ModelOracle):
             finally:
                 if call.rounds:
                     call.rounds.is_used = True
+
+
+class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
+    """The source of the truth of a model by units with rounded weights."""
+
+
+def oracle_of_integers(
+    subject: Subject, weights: QuantisedWeights | None, axes: Mapping[str, Shape]
+) -> ModelOracle:
+    """Return the source of the truth of a model with rounded weights or caches.
+
+    `axes`: The shape of each output; dynamic axes by name.
+    """
+    if is_by_unit(subject.module):
+        subject.restores_state = False  # which would take weights away from other runs
+        return _QuantisedUnitOracle(subject, weights, axes)
+    return _QuantisedModelOracle(subject, weights)

@@ -16,9 +16,9 @@ from onnx_ir.passes import common
 
 from attn_export.export.mapped_weights import PARTS
 from attn_export.graph.axis_names import Size
-from attn_export.graph.ir_helpers import constant_array, dims, nodes_of, producer_of
+from attn_export.graph.ir_helpers import add_lazy, constant_array, dims, nodes_of, producer_of
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.unread import Read, lazy, reader
+from attn_export.graph.unread import Read, reader
 
 
 def rewrite_weights(model: ir.Model) -> None:
@@ -145,6 +145,4 @@ def _weight(
     while name in model.graph.initializers:
         name += "_"
     assert dtype is not None  # weights have one
-    value = ir.val(name, const_value=lazy(name, dtype, ir.Shape(shape), read))
-    model.graph.register_initializer(value)
-    return value
+    return add_lazy(model, name, dtype, shape, read)
