@@ -39,7 +39,7 @@ from attn_export.parts.whole_models.encoder_inputs import (
     least_length,
     main_input,
 )
-from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
+from attn_export.parts.whole_models.export_layouts import BUILT, Entry, Promise, built_ends
 from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_call import ModelCall
@@ -47,12 +47,6 @@ from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, si
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
 from attn_export.runtimes.decode_inputs import ENCODED
-
-_ROLES: Final[dict[str, Role]] = {
-    "input_ids": "ids", "pixel_values": "features", "input_values": "features",
-    "input_features": "features", "attention_mask": "mask", "token_type_ids": "token types",
-}  # fmt: skip
-"""The inputs that a graph has if the model takes them."""
 
 _INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
 """The fields of a model's output that are no outputs of the graph."""
@@ -67,10 +61,8 @@ class BuiltEncoder(Subject):
     def __init__(self, model: Any, notes: tuple[str, ...]) -> None:
         inputs = _inputs_of(model)
         self._limits, self._least = _limits(model, inputs), least_length(model)
-        ends = {
-            name: End(name, _ROLES[name], each.dtype, each.shape) for name, each in inputs.items()
-        }
-        entry = Entry(Path(MODEL), "model", "attn-export", ends, {})
+        ends = built_ends({name: (each.dtype, each.shape) for name, each in inputs.items()})
+        entry = Entry(Path(MODEL), "model", BUILT, ends, {})
         axes = {name: each.shape for name, each in inputs.items()}
         self._maker = EncoderCases(entry, self._limits, axes, pads_left="input_ids" in inputs)
         self._described = FunctionInputs(inputs, self._drawn)
@@ -87,7 +79,8 @@ class BuiltEncoder(Subject):
         super().__init__(encoder, example, named, names, notes=notes)
         self._maker.hides = encoder.prove(example, layers)
         self._outputs = super().output_shapes()
-        outputs = {n: End(n, "value", type_of(model), of) for n, of in self._outputs.items()}
+        types = {name: (type_of(model), shape) for name, shape in self._outputs.items()}
+        outputs = built_ends(types, are_outputs=True)
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
         self._maker.find_of_last(own)
@@ -99,7 +92,7 @@ class BuiltEncoder(Subject):
     ) -> tuple[list[str], nn.Module, int]:
         """Return the names of the outputs, a module that gives them, and the number of layers."""
         names = _fields(model, example)
-        outputs = {name: End(name, "value", type_of(model), ()) for name in names}
+        outputs = built_ends(dict.fromkeys(names, (type_of(model), ())), are_outputs=True)
         own = ModelCall(model, dataclasses.replace(entry, outputs=outputs))
         return names, own, _layers(model)
 
@@ -161,14 +154,6 @@ def crossed_of(model: Any) -> dict[str, Input]:
     if model.main_input_name == "input_ids":  # others are of one length
         found[ENCODER_MASK] = Input((BATCH, ENCODED), "int64", 0, 1)
     return found
-
-
-def crossed_end(name: str, described: Input, dtype: str) -> End:
-    """Return what an input of the encoder's tokens is."""
-    if name == ENCODER_MASK:
-        return End(name, "states mask", described.dtype, described.shape)
-    _, part, layer = name.split("_")
-    return End(name, "past", dtype, described.shape, int(layer), part, "encoder")
 
 
 def _inputs_of(model: Any) -> dict[str, Input]:

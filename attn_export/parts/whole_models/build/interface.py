@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError
 from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
-from attn_export.parts.whole_models.build.encoder import crossed_end, crossed_of
+from attn_export.parts.whole_models.build.encoder import crossed_of
 from attn_export.parts.whole_models.build.part import ModelPart
-from attn_export.parts.whole_models.export_layouts import End, Entry
+from attn_export.parts.whole_models.export_layouts import BUILT, Entry, built_ends
 from attn_export.parts.whole_models.loaded_model import type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
@@ -63,43 +63,40 @@ def interface_of(
     heads = heads_of(model)
     if part:
         heads = {n: x for n, x in heads.items() if part.first <= n[1] <= part.last}
-    tokens, logits = End(IDS, "ids", "int64", (BATCH, QUERIES)), End("logits", "value", dtype, ())
-    described = Input((BATCH, QUERIES), "int64", 0, vocabulary - 1)
-    shape: Shape = (BATCH, QUERIES if all_logits else LOGIT_COUNT, vocabulary)
+    tokens, described = IDS, Input((BATCH, QUERIES), "int64", 0, vocabulary - 1)
+    rows = QUERIES if all_logits else LOGIT_COUNT
+    logits: tuple[str, Shape] = "logits", (BATCH, rows, vocabulary)
     if part and not part.begins:
-        described = Input((BATCH, QUERIES, part.width), dtype)
-        tokens = End(HIDDEN, "features", dtype, described.shape)
+        tokens, described = HIDDEN, Input((BATCH, QUERIES, part.width), dtype)
     if part and not part.ends:
-        logits, shape, all_logits = dataclasses.replace(logits, name=NEXT_HIDDEN), (), True
-        shape = (BATCH, QUERIES, part.width)
+        logits, all_logits = (NEXT_HIDDEN, (BATCH, QUERIES, part.width)), True
 
-    def ends(start: Any, length: str) -> Iterator[End]:
-        for (name, layer), (count, size) in heads.items():
-            axes = BATCH, count, length, size
-            yield End(f"{start}_{name}_{layer}", start, stored, axes, layer, name)
+    def caches(start: str, length: str) -> dict[str, Shape]:
+        return {
+            f"{start}_{name}_{layer}": (BATCH, count, length, size)
+            for (name, layer), (count, size) in heads.items()
+        }
 
-    pasts = [*ends("past", PAST if appends else CAPACITY)]
-    presents = [*ends("present", TOTAL if appends else CAPACITY)]
-    inputs = {tokens.name: described, PAST_LENGTH: Input((BATCH,), "int64", 0, PAST)}
-    written = [End(PAST_LENGTH, "write at", "int64", (BATCH,))]
-    if appends:
-        del inputs[PAST_LENGTH], written[0]
+    pasts = caches("past", PAST if appends else CAPACITY)
+    presents = caches("present", TOTAL if appends else CAPACITY)
+    inputs = {tokens: described}
+    if not appends:
+        inputs[PAST_LENGTH] = Input((BATCH,), "int64", 0, PAST)
     if not all_logits:
         inputs[LOGIT_INDEX] = Input((BATCH, LOGIT_COUNT), "int64", 0, QUERIES)
-    inputs |= {end.name: Input(end.shape, stored) for end in pasts} | crossed
-    by_name, named = (
-        {end.name: end for end in each}
-        for each in (
-            [tokens, *written, *pasts, *(crossed_end(*x, dtype) for x in crossed.items())],
-            [logits, *presents],
-        )
-    )
-    return _BuiltInterface(
-        Entry(Path(MODEL), "model", "attn-export", by_name, named),
-        inputs, {logits.name: shape, **{end.name: end.shape for end in presents}},
-        {new.name: old.name for new, old in zip(presents, pasts, strict=True)},
-        appends, bool(crossed),
+    inputs |= {name: Input(shape, stored) for name, shape in pasts.items()} | crossed
+    outputs = dict([logits]) | presents
+    entry = Entry(
+        Path(MODEL), "model", BUILT,
+        built_ends({name: (x.dtype, x.shape) for name, x in inputs.items()}),
+        built_ends(
+            {n: (stored if n in presents else dtype, x) for n, x in outputs.items()},
+            are_outputs=True,
+        ),
     )  # fmt: skip
+    return _BuiltInterface(
+        entry, inputs, outputs, dict(zip(presents, pasts, strict=True)), appends, bool(crossed)
+    )
 
 
 def heads_of(model: Any) -> dict[tuple[str, int], tuple[int, int]]:
@@ -135,18 +132,11 @@ def with_index(
 class BuiltCases(CaseMaker):
     """Makes inputs of a graph with caches in place; all that it returns is judged."""
 
-    def cases(self, all_situations: tuple[Situation, ...]) -> tuple[Case, ...]:
-        """Return the cases of situations, and the base case with each input changed."""
-        index = self.changed(all_situations[0], LOGIT_INDEX)
-        return (*super().cases(all_situations), *([index] if index else []))
-
     def changed(self, base: Situation, name: str) -> Case | None:
         """Return the base case with other values of an input; None if it has no others."""
         if name not in (PAST_LENGTH, LOGIT_INDEX):
             return super().changed(base, name)
         inputs = self.inputs(base, base.name)
-        if name not in inputs:
-            return None
         inputs[name] = np.maximum(inputs[name] - 1, 0)
         inputs[name][:1] = 0
         case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
