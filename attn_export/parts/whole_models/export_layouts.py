@@ -137,6 +137,11 @@ class Entry:
         """Whether the graph fixes the number of new tokens to one."""
         return any(end.shape[-1] == 1 for end in self.having("ids"))
 
+    @property
+    def counts_past(self) -> bool:
+        """Whether an input says how many past keys there are, and none which tokens are padding."""
+        return bool(self.having("write at")) and not self.having("lengths")
+
     def one(self, role: Role) -> End | None:
         """Return the input of a role, or None."""
         return next(iter(self.having(role)), None)

@@ -1,4 +1,4 @@
-"""The inputs and outputs of the graph of a decoder that is built, and its cases."""
+"""The inputs and outputs of the graph of a decoder that is built."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.cases.draw import Sizes, generator
+from attn_export.cases.draw import Sizes
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError
-from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
-from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
+from attn_export.interface import BATCH, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.build.encoder import crossed_of
 from attn_export.parts.whole_models.build.part import ModelPart
 from attn_export.parts.whole_models.export_layouts import BUILT, Entry, built_ends
 from attn_export.parts.whole_models.loaded_model import type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes
-from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
-from attn_export.results import BASE, CHANGED, Arrays, Case
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
-    ENCODED,
     HIDDEN,
     IDS,
     LOGIT_COUNT,
@@ -114,10 +110,6 @@ def heads_of(model: Any) -> dict[tuple[str, int], tuple[int, int]]:
     }
 
 
-_SPARE = (0, 1, 5, 64)
-"""The number of slots of caches that stay free, in turns."""
-
-
 def with_index(
     inputs: dict[str, np.ndarray], sizes: Sizes, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
@@ -127,57 +119,3 @@ def with_index(
         inputs[LOGIT_INDEX] = random.integers(0, sizes[QUERIES], shape)
         inputs[LOGIT_INDEX][:, -1] = sizes[QUERIES] - 1
     return inputs
-
-
-class BuiltCases(CaseMaker):
-    """Makes inputs of a graph with caches in place; all that it returns is judged."""
-
-    def changed(self, base: Situation, name: str) -> Case | None:
-        """Return the base case with other values of an input; None if it has no others."""
-        if name not in (PAST_LENGTH, LOGIT_INDEX):
-            return super().changed(base, name)
-        inputs = self.inputs(base, base.name)
-        inputs[name] = np.maximum(inputs[name] - 1, 0)
-        inputs[name][:1] = 0
-        case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
-        return self._case(case, inputs, base.valid())
-
-    def own(self, name: str, about: str, given: Mapping[str, np.ndarray]) -> Case:
-        """Return the case of inputs of the user's own, with the logits of all new tokens."""
-        if LOGIT_INDEX in self.axes and LOGIT_INDEX not in given:
-            batch, query = next(iter(given.values())).shape[:2]
-            given = {**given, LOGIT_INDEX: np.tile(np.arange(query), (batch, 1))}
-        return super().own(name, about, given)
-
-    def _case(self, situation: Situation, inputs: Arrays, _: np.ndarray) -> Case:
-        return Case(situation.name, situation.kind, self.sizes(situation), inputs, situation.about)
-
-    def sizes(self, situation: Situation) -> dict[str, int]:
-        """Return the sizes of the axes."""
-        # Changes of the base case have its sizes.
-        number = 1 if situation.name.startswith((BASE, CHANGED)) else sum(situation.name.encode())
-        query, past = max(situation.new), max(situation.past)
-        sizes = {BATCH: len(situation.new), QUERIES: query, PAST: past}
-        if self.entry.one("write at"):
-            sizes[CAPACITY] = past + query + _SPARE[number % len(_SPARE)]
-        else:
-            sizes[TOTAL] = past + query
-        if any(end.of == "encoder" for end in self.entry.inputs.values()):
-            sizes[ENCODED] = super().sizes(situation)[KEYS]
-        return (
-            sizes
-            | ({LOGIT_COUNT: min(query, 1 + number % 3)} if LOGIT_INDEX in self.axes else {})
-            | {axis: size for axis, size in situation.sizes.items() if axis in (KEYS, LOGIT_COUNT)}
-        )
-
-    def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
-        """Return the inputs of the graph, in its order."""
-        inputs = super().inputs(situation, seed)
-        if LOGIT_INDEX in self.axes:
-            inputs[LOGIT_INDEX] = np.zeros(0)
-            with_index(inputs, self.sizes(situation), generator("whole", seed, LOGIT_INDEX))
-        if ENCODER_MASK in inputs:  # batch elements but the first have less
-            batch, keys = inputs[ENCODER_MASK].shape
-            last = np.maximum(keys - 1 - np.arange(batch), 0)
-            inputs[ENCODER_MASK][:] = np.arange(keys) <= last[:, None]
-        return {name: inputs[name] for name in self.axes if name in inputs}

@@ -39,7 +39,6 @@ from attn_export.parts.whole_models.build.encoder import (
     BuiltEncoder,
 )
 from attn_export.parts.whole_models.build.interface import (
-    BuiltCases,
     heads_of,
     interface_of,
     with_index,
@@ -66,6 +65,7 @@ from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_caches import step_limit
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
+    CaseMaker,
     across,
     prompts,
     situations,
@@ -365,10 +365,10 @@ class _BuiltModel(Subject):
         ]
         return Plan(maker.cases(tuple(chosen)), (), interface or self.interface(), is_settled=True)
 
-    def maker(self) -> BuiltCases:
+    def maker(self) -> CaseMaker:
         """Return what makes the inputs of cases."""
         axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
-        return BuiltCases(self._ends.entry, self.limits, axes, pads_left=False)
+        return CaseMaker(self._ends.entry, self.limits, axes, pads_left=False)
 
     def own_oracle(self, _: float = 0.0) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
