@@ -53,11 +53,7 @@ class SourceRuns:
         self._path, self._proto = path, inlined(load_proto(path))
         self._described, known, _ = described_inputs(self._proto, {})
         self._session = _session_of(path)
-        counting = [n for n in self._proto.graph.node if n.op_type == COUNTING]
-        self._counting, self._cached = (
-            counting,
-            {n.input[3] for n in counting if n.input[3:]} - {""},
-        )
+        self._counting = [n for n in self._proto.graph.node if n.op_type == COUNTING]
         self.problem, self.loses_nan = "", False
         contrib = [
             n for n in self._proto.graph.node if n.domain and n.op_type.endswith("Attention")
@@ -89,17 +85,15 @@ class SourceRuns:
         )
 
     def _sums_of_counts(self) -> Iterator[dict[str, str]]:
-        """Yield the axis that may hold past and new keys of counting nodes: other sums run, too."""
+        """Yield the axis that may hold the keys of counting nodes: with other lengths they run."""
         described = self._described
-        past = {described[name].shape[2] for name in self._cached & described.keys()}
         shapes = [x.shape for x in described.values() if 1 < len(x.shape) < 4]
         new = dict.fromkeys(shape[1] for shape in shapes)
         biases = [n.input[10] for n in self._counting if n.input[10:] and n.input[10] in described]
         totals = dict.fromkeys(described[name].shape[-1] for name in biases) | new
-        pairs = itertools.product(totals, new) if len(past) < 2 and self._counting else ()
-        for total, length in pairs:
+        for total, length in itertools.product(totals, new) if self._counting else ():
             if isinstance(total, str) and total != length:
-                yield {total: f"{min(past)} + {length}" if past else str(length)}
+                yield {total: str(length)}
         if any(name in described for n in self._counting for name in n.input[5:7]):
             yield {}
 
@@ -165,39 +159,23 @@ class SourceRuns:
             )
             if fill is not None and is_mask and feed[name].ndim:
                 feed[name][:1] = fill
-            if (
-                is_mask and self._counting and feed[name].ndim > 1
-            ):  # padding comes last, and has no defined result
-                feed[name][:] = 1
-                feed[name][:1, -1:] = fill is None or not self._cached
+            if is_mask and self._counting and feed[name].ndim > 1:
+                feed[name][:] = 1  # padding has no defined result
         for node in self._counting:
-            self._count_keys(node, feed, fewer=fill is not None)
+            self._count_keys(node, feed)
         return feed
 
-    def _count_keys(self, node: Any, feed: ArrayDict, *, fewer: bool) -> None:
-        """Set how many keys a node has, where inputs say it, with one fewer in the first row."""
-        past, lasts, total, bias = (dict(enumerate(node.input)).get(n, "") for n in (3, 5, 6, 10))
+    def _count_keys(self, node: Any, feed: ArrayDict) -> None:
+        """Set how many keys a node has, where inputs say it."""
+        lasts, total, bias = (dict(enumerate(node.input)).get(n, "") for n in (5, 6, 10))
         taken = feed.get(node.input[0])
         lengths = [array.shape[1] for array in feed.values() if array.ndim in (2, 3)]
         new = lengths[0] if taken is None and lengths else 1 if taken is None else taken.shape[1]
-        before = feed[past].shape[2] if past in feed else 0
-        keys = feed[bias].shape[-1] if bias in feed else before + new
-        if past in feed and self._is_in_place(node):
-            keys = min(keys, before)
+        keys = feed[bias].shape[-1] if bias in feed else new
         if total in feed:
             feed[total][...] = keys
         if lasts in feed:
             feed[lasts][...] = keys - 1
-            feed[lasts][:1] -= fewer and before > 0 and keys > new
-
-    def _is_in_place(self, node: Any) -> bool:
-        """Return whether the cache that a node gives is as long as the one that it gets."""
-        ends = {x.name: x.type.tensor_type.shape.dim for x in (
-            *self._proto.graph.input, *self._proto.graph.output)}  # fmt: skip
-        past, present = (ends.get(name) for name in (node.input[3], [*node.output, "", ""][1]))
-        if not past or not present:
-            return False
-        return bool(past[2] == present[2] and past[2] != type(past[2])())
 
     def observed(self) -> Observed | None:
         """Return the shapes of all values in the runs; None if they cannot be seen."""
@@ -249,30 +227,13 @@ class SourceRuns:
             for (contents, fill), trial in itertools.product(CONTENTS.items(), self.trials):
                 sizes = add_sums({**trial, **self._usual(fixed)}, self._sums)
                 feed = self._feed(sizes, fill)
-                first, second = (
-                    self._with_written_keys(feed, each.run(None, feed))
-                    for each in (self._session, session)
-                )
+                first, second = (each.run(None, feed) for each in (self._session, session))
                 if not all(itertools.starmap(_agree, zip(first, second, strict=True))):
                     return f"it gives other numbers, for {contents}"
                 self.loses_nan |= any(map(_has_more_nan, first, second))
         except Exception as error:  # as in `_runs`
             return f"it could not be compared ({one_line(error)})"
         return ""
-
-    def _with_written_keys(
-        self, feed: ArrayDict, outputs: Sequence[np.ndarray]
-    ) -> Sequence[np.ndarray]:
-        """Return outputs with 0 in caches after the last key, where inputs say which it is."""
-        found = {
-            end.name: array for end, array in zip(self._proto.graph.output, outputs, strict=True)
-        }
-        for node in self._counting:
-            counts = feed[node.input[5]].ravel() if node.input[5] in feed else ()
-            for cache in (found[name] for name in node.output[1:3] if name in found):
-                for row, last in zip(cache, counts, strict=False):
-                    row[:, last + 1 :] = 0
-        return outputs
 
     def _usual(self, fixed: Mapping[str, int]) -> dict[str, int]:
         """Return fixed sizes by the names under which axes are drawn."""

@@ -19,10 +19,12 @@ import onnx
 from onnx import helper
 
 from attn_export.errors import counted, printable
+from attn_export.explain.comparison import Evidence
 from attn_export.explain.explanation import Cause, Deviation, Lines, OutOfTime, line_suffix
 from attn_export.explain.graph_evaluation import EvaluatedGraph
-from attn_export.explain.graph_run import GoldenCase, is_right
-from attn_export.float64.evaluate import Evaluation, NotComputedError, Values
+from attn_export.explain.graph_run import GoldenCase
+from attn_export.explain.search import Hypothesis, Search
+from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.float64.fused_layers import erf, fast_gelu, gelu, quick_gelu
 from attn_export.graph.load import names_read
 from attn_export.tensorfile import Array
@@ -73,16 +75,21 @@ _REDUCED: Mapping[str, Callable[..., Array]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Repair:
-    """Another function of what a node reads, or of what it gives.
+class _Repair(Hypothesis):
+    """Another function of what nodes read, or of what they give.
+
+    `effect` says what the node should do: ``"should be Erf"``.
 
     Attributes:
-        text: What the node should do: ``"should be Erf"``.
+        nodes: The node, and others like it.
     """
 
-    text: str
     function: _Function
     of_output: bool = False
+    nodes: Sequence[onnx.NodeProto] = ()
+
+
+_repair = functools.partial(_Repair, "wrong node")
 
 
 def node_repair(
@@ -95,36 +102,52 @@ def node_repair(
 
     `cases`: Cases to compute, the first of which failed.
     """
-    evaluation = graph.evaluation
-    computed = [(case, graph.values(case)) for case in cases]
-    known = [(case, values) for case, values in computed if values is not None]
-    if not known or known[0][0] is not cases[0]:
+    evaluation, names = graph.evaluation, set(graph.evaluation.outputs)
+    computed = [(case, values) for case in cases if (values := graph.values(case)) is not None]
+    if not computed or computed[0][0] is not cases[0] or names != {*cases[0].golden.expected}:
         return None
-    near, of_masks = _near(evaluation, first.node), _of_masks(evaluation, known[0][1])
+
+    def compared(case: GoldenCase, values: Values) -> dict[str, Array]:
+        outputs = graph.runner.to_case_layout(evaluation.outputs_of(values))
+        return {name: case.compared(name, array) for name, array in outputs.items()}
+
+    def outputs(repair: _Repair, at: Evidence) -> dict[str, Array]:
+        (case,) = (case for case, values in computed if values is at.values)
+        return compared(case, _values_with(evaluation, repair, at.values))
+
+    evidence = [Evidence(x, compared(case, x), case.golden.expected) for case, x in computed]
     cost = len(evaluation.nodes) * 1e-4
-    alone = ((node, [node]) for node in (*near, *of_masks))
-    alike = ((node, _alike(evaluation, node)) for node in near[: _BEHIND + 1])
-    for node, changed in (*alone, *(each for each in alike if len(each[1]) > 1)):
-        repairs = _repairs(node, known[0][1])
-        for repair in repairs if node in near else _of_elements(node, known[0][1]):
-            if out_of_time(cost):
-                return None
-            if all(_makes_right(graph, repair, changed, case, values) for case, values in known):
-                line, count = lines.get(node.name, ""), len(changed) - 1
-                others = f", and {counted(count, 'node')} like it," if count else ""
-                sentence = (
-                    f"the graph is wrong: {node.op_type} {node.name or node.output[0]}{others} "
-                    f"{repair.text}: with this alone its outputs are right{line_suffix(line)}"
-                )
-                return Cause("wrong node", sentence, node.name, line, 0.0)
+    search = Search(outputs, evidence, cost, out_of_time)
+    for tried in search.each(_repairs(evaluation, computed[0][1], first)):
+        if any(one.exact for one in search.confirmed([tried], lambda _: "")):
+            node, *others = tried.fault.nodes
+            line = lines.get(node.name, "")
+            alike = f", and {counted(len(others), 'node')} like it," if others else ""
+            sentence = (
+                f"the graph is wrong: {node.op_type} {node.name or node.output[0]}{alike} "
+                f"{tried.fault.effect}: with this alone its outputs are right{line_suffix(line)}"
+            )
+            return Cause(tried.fault.kind, sentence, node.name, line, 0.0)
     return None
+
+
+def _repairs(evaluation: Evaluation, values: Values, first: Deviation) -> Iterator[_Repair]:
+    """Yield repairs of one node near the first wrong value, then of all nodes of its kind.
+
+    `values`: Those of one case.
+    """
+    near, of_masks = _near(evaluation, first.node), _of_masks(evaluation, values)
+    alike = [[node, *_alike(evaluation, node)] for node in near[: _BEHIND + 1]]
+    for node, *others in (*([n] for n in (*near, *of_masks)), *(x for x in alike if x[1:])):
+        repairs = _of_node(node, values) if node in near else _of_elements(node, values)
+        yield from (dataclasses.replace(each, nodes=(node, *others)) for each in repairs)
 
 
 def _alike(graph: Evaluation, one: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [
         node for node in graph.nodes
         if (node.op_type, node.attribute) == (one.op_type, one.attribute)
-        and len(node.input) == len(one.input)
+        and len(node.input) == len(one.input) and node is not one
     ]  # fmt: skip
 
 
@@ -161,22 +184,9 @@ def _hides_little(value: object) -> bool:
     )
 
 
-def _makes_right(
-    graph: EvaluatedGraph, repair: _Repair, changed: Sequence[onnx.NodeProto], case: GoldenCase,
-    values: Values,
-) -> bool:  # fmt: skip
-    try:
-        outputs = _outputs_with(graph.evaluation, repair, changed, values)
-        return is_right(case.golden, graph.runner.to_case_layout(outputs))
-    except (NotComputedError, ValueError, TypeError, IndexError):
-        return False  # impossible with these shapes
-
-
-def _outputs_with(
-    evaluation: Evaluation, repair: _Repair, changed: Sequence[onnx.NodeProto], values: Values
-) -> dict[str, Array]:
-    """Return the outputs of a graph some of whose nodes compute another function."""
-    moved, places = set[str](), {id(node) for node in changed}
+def _values_with(evaluation: Evaluation, repair: _Repair, values: Values) -> Values:
+    """Return the values of a graph some of whose nodes compute another function."""
+    moved, places = set[str](), {id(node) for node in repair.nodes}
 
     def compute(node: onnx.NodeProto, now: Values) -> Mapping[str, Array]:
         is_moved, is_repaired = not moved.isdisjoint(names_read(node)), id(node) in places
@@ -189,11 +199,10 @@ def _outputs_with(
         moved.update(found)
         return found
 
-    with np.errstate(all="ignore"):
-        return evaluation.outputs_of(evaluation.walk(dict(values), compute))
+    return evaluation.walk(dict(values), compute)
 
 
-def _repairs(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
+def _of_node(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
     """Yield other functions of what a node reads, the likeliest first.
 
     `values`: Those of one case.
@@ -207,31 +216,31 @@ def _repairs(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
         for name, function in _OF_ONE.items():
             text = "should not be there" if name == "Identity" else f"should be {name}"
             if name != node.op_type:
-                yield _Repair(text, _with_bias(function) if has_bias else _first(function))
+                yield _repair(text, _with_bias(function) if has_bias else _first(function))
     yield from _of_elements(node, values)
     yield from _of_axes(node, value.ndim, operands)
     for name, function in _OF_ONE.items() if is_float else ():
         if name not in (node.op_type, "Identity"):
-            yield _Repair(f"should be followed by {name}", function, of_output=True)
+            yield _repair(f"should be followed by {name}", function, of_output=True)
 
 
 def _of_elements(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
     kind, value = node.op_type, values[node.output[0]]
     if isinstance(value, np.ndarray) and _hides_little(value):
         text = f"adds {value.min():.6g} to the scores of hidden keys, and should add a huge number"
-        yield _Repair(text, _hidden, of_output=True)
+        yield _repair(text, _hidden, of_output=True)
     for table in (_OF_TWO, _COMPARED, _JOINED):
         if kind in table and len(node.input) == 2:
-            yield from (_Repair(f"should be {n}", f) for n, f in table.items() if n != kind)
+            yield from (_repair(f"should be {n}", f) for n, f in table.items() if n != kind)
             for at, name in enumerate(node.input):
                 text = f"should give its input {printable(name, 60)} alone"
-                yield _Repair(text, functools.partial(_one, at))
+                yield _repair(text, functools.partial(_one, at))
             if kind in ("Sub", "Div"):
-                yield _Repair("should have its inputs exchanged", _exchanged(table[kind]))
+                yield _repair("should have its inputs exchanged", _exchanged(table[kind]))
     if kind == "Where":
-        yield _Repair("should have its branches exchanged", _other_branches)
+        yield _repair("should have its branches exchanged", _other_branches)
     if kind == "Not":
-        yield _Repair("should not be there", np.array)
+        yield _repair("should not be there", np.array)
 
 
 def _of_axes(node: onnx.NodeProto, ndim: int, operands: Sequence[object]) -> Iterator[_Repair]:
@@ -240,24 +249,24 @@ def _of_axes(node: onnx.NodeProto, ndim: int, operands: Sequence[object]) -> Ite
     axis = attributes.get("axis", -1)
     if kind == "Concat":
         order = ", then ".join(printable(name, 60) for name in reversed(node.input))
-        yield _Repair(f"should join {order}", lambda *x: np.concatenate(x[::-1], axis))
+        yield _repair(f"should join {order}", lambda *x: np.concatenate(x[::-1], axis))
     if kind == "Softmax":
         for at in range(ndim):
             if at != axis % ndim:
-                yield _Repair(f"should be over axis {at}", functools.partial(_softmax, axis=at))
+                yield _repair(f"should be over axis {at}", functools.partial(_softmax, axis=at))
     if kind in _REDUCED:
         given: Any = operands[1] if len(operands) > 1 else attributes.get("axes")
         axes = None if given is None else tuple(map(int, given))
         options = {"axis": axes, "keepdims": bool(attributes.get("keepdims", 1))}
         for name, function in _REDUCED.items():
             if name != kind:
-                yield _Repair(f"should be {name}", _first(functools.partial(function, **options)))
+                yield _repair(f"should be {name}", _first(functools.partial(function, **options)))
     if kind == "Transpose" and ndim <= _MOST_AXES:
         for perm in itertools.permutations(range(ndim)):
             text = f"should have the axes {list(perm)} as perm"
-            yield _Repair(text, functools.partial(np.transpose, axes=perm))
+            yield _repair(text, functools.partial(np.transpose, axes=perm))
         own: Any = attributes.get("perm")
-        yield _Repair(
+        yield _repair(
             "should leave the elements in their order, as a reshape does",
             lambda x: x.reshape(x.transpose(own).shape),
         )

@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from attn_export.dialect_names import MICROSOFT
 from attn_export.errors import GraphError
-from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims, set_type
 from attn_export.graph.lower.newer_opset import raise_opset
 from attn_export.graph.lower.node_builder import Builder, take_over
@@ -45,8 +44,8 @@ _ATTRIBUTES = frozenset({
 _IDLE = (0, -1, "", "NONE", b"NONE")
 """Values of other attributes that change nothing."""
 
-_OPSET = 24
-"""The opset that introduced TensorScatter and numbers of valid keys."""
+_OPSET = 23
+"""The opset that introduced `Attention` and RotaryEmbedding."""
 
 _Operands = Mapping[str, ir.Value]
 
@@ -85,6 +84,8 @@ def _refuse(node: ir.Node, x: _Operands) -> None:
         found.append("packed queries, keys and values")
     if ("past_key" in x) != ("past_value" in x):
         found.append("a cache of keys or values alone")
+    if node.op_type == "GroupQueryAttention" and "past_key" in x:
+        found.append("the cache")
     if found:
         raise GraphError(
             f"{node.name}: Attention cannot say {found[0]} of {node.op_type}; "
@@ -101,13 +102,12 @@ def _attributes(node: ir.Node, *, causal: bool) -> dict[str, Any]:
 
 
 def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
-    """Return causal attention over a cache, which is written after the keys of each element."""
+    """Return causal attention without a cache."""
     H = node.attributes.get_int("num_heads", 0)
     counts = (H, node.attributes.get_int("kv_num_heads", H))
-    start = _start(op, x) if "past_key" in x else None
     query, key, value = _parts(op, node, x, counts)
     if node.attributes.get_int("do_rotary", 0):
-        positions = x.get("position_ids") or _positions(op, x["query"], start)
+        positions = x.get("position_ids") or _positions(op, x["query"])
         query, key = (
             _rotated(op, node, part, count, x, positions)
             for part, count in zip((query, key), counts, strict=True)
@@ -116,55 +116,32 @@ def _grouped(op: Builder, node: ir.Node, x: _Operands) -> Sequence[ir.Value]:
         _split(op, part, count)
         for part, count in zip((query, key, value), (*counts, counts[1]), strict=True)
     )
-    valid = None
-    if start is not None:
-        length = op.size(x["query"], 1)
-        key, value = (
-            _grown(past, op("TensorScatter", _longer(op, past, present, x), new, start, axis=2), 2)
-            for past, present, new in zip(
-                (x["past_key"], x["past_value"]), node.outputs[1:3], (key, value), strict=True
-            )
-        )
-        valid = op("Add", start, length)
     mask, dtype = x.get("attention_bias"), x["query"].dtype or ir.DataType.FLOAT
-    if mask is not None and start is not None:  # it has no columns for the rest of a buffer
-        rest = op("Sub", op.size(key, 2), op.size(mask, 3))
-        mask = _grown(mask, op("Pad", mask, op("Concat", op.ints(*[0] * 7), rest, axis=0)))
     window = node.attributes.get_int("local_window_size", -1)
     sink = _sink(op, node, x, counts[0])
     read = key, value
     if window > -1 or sink is not None:
-        seen = _seen(op, x["query"], key, start, window, causal=sink is not None)
+        seen = _seen(op, x["query"], key, window, causal=sink is not None)
         if mask is not None or sink is not None:
             hidden = op.scalar(-np.inf, dtype)
             seen = op("Where", seen, op.scalar(0.0, dtype) if mask is None else mask, hidden)
         mask = seen
     if sink is not None:
         one_more = op.ints(0, 0, 0, 0, 0, 0, 1, 0)
-        read = (
-            _grown(key, op("Pad", key, one_more), 2),
-            _grown(value, op("Pad", value, one_more), 2),
-        )
+        read = _longer(key, op("Pad", key, one_more)), _longer(value, op("Pad", value, one_more))
         before = op("Concat", op.ints(0, 0, 0), op.size(key, 2), op.ints(0, 0, 0, 0), axis=0)
-        mask, valid = op("Pad", mask, op.ints(*[0] * 7, 1)), None
+        mask = op("Pad", mask, op.ints(*[0] * 7, 1))
         mask = op("Add", mask, op("Pad", sink, before))
         rows = dims(x["query"])[:2]
         set_type(mask, dtype, ir.Shape([rows[0], counts[0], rows[1], ir.SymbolicDim(None)]))
-    attended = op(
-        "Attention", query, *read, mask, None, None, valid,
-        **_attributes(node, causal=sink is None),
-    )  # fmt: skip
+    attended = op("Attention", query, *read, mask, **_attributes(node, causal=sink is None))
     turned = op("Transpose", attended, perm=SWAP_HEADS_AND_LENGTH)
     return op("Reshape", turned, op.ints(0, 0, -1)), key, value
 
 
-def _grown(before: ir.Value, after: ir.Value, axis: int = -1) -> ir.Value:
-    """Return a value with the type and shape of another, but for one axis of unknown size."""
-    shape = None
-    if dims(before):
-        shape = ir.Shape(dims(before))
-        shape[axis] = ir.SymbolicDim(None)
-    return set_type(after, before.dtype, shape)
+def _longer(part: ir.Value, padded: ir.Value) -> ir.Value:
+    shape = ir.Shape([*dims(part)[:2], ir.SymbolicDim(None), dims(part)[3]])
+    return set_type(padded, part.dtype, shape)
 
 
 def _parts(op: Builder, node: ir.Node, x: _Operands, counts: tuple[int, int]) -> Sequence[ir.Value]:
@@ -192,26 +169,11 @@ def _sink(op: Builder, node: ir.Node, x: _Operands, heads: int) -> ir.Value | No
     return None
 
 
-def _start(op: Builder, x: _Operands) -> ir.Value:
-    """Return the number of past keys of each batch element, `[B]`; 0 in a prompt."""
-    int64 = ir.DataType.INT64
-    length = op.size(x["query"], 1)
-    counts = op("Reshape", op("Cast", x["seqlens_k"], to=int64), op.ints(-1))
-    past = op("Sub", op("Add", counts, op.ints(1)), length)
-    return op("Where", op("Equal", _total(op, x), length), op.ints(0), past)
-
-
-def _total(op: Builder, x: _Operands) -> ir.Value:
-    total = op("Cast", x["total_sequence_length"], to=ir.DataType.INT64)
-    return op("Reshape", total, op.ints(1))
-
-
-def _positions(op: Builder, query: ir.Value, start: ir.Value | None) -> ir.Value:
+def _positions(op: Builder, query: ir.Value) -> ir.Value:
     """Return the position of each query, `[B, L]`."""
     numbers = op("Range", op.scalar(0), op("Squeeze", op.size(query, 1)), op.scalar(1))
-    first = op("Unsqueeze", op.ints(0) if start is None else start, op.ints(1))
     zeros = op("Expand", op.ints(0), op("Concat", op.size(query, 0), op.ints(1), axis=0))
-    return op("Add", op("Add", zeros, first), numbers)
+    return op("Add", zeros, numbers)
 
 
 def _rotated(
@@ -237,22 +199,13 @@ def _split(op: Builder, part: ir.Value, count: int) -> ir.Value:
     return set_type(turned, part.dtype, ir.Shape(shape))
 
 
-def _longer(op: Builder, past: ir.Value, present: ir.Value, x: _Operands) -> ir.Value:
-    """Return a cache that is long enough for all keys."""
-    if dims(present) and known_equal(dims(past)[2], dims(present)[2]):
-        return past
-    missing = op("Max", op("Sub", _total(op, x), op.size(past, 2)), op.ints(0))
-    return op("Pad", past, op("Concat", op.ints(*[0] * 6), missing, op.ints(0), axis=0))
-
-
 def _seen(
-    op: Builder, query: ir.Value, key: ir.Value, start: ir.Value | None, window: int, *,
-    causal: bool,
+    op: Builder, query: ir.Value, key: ir.Value, window: int, *, causal: bool
 ) -> ir.Value:  # fmt: skip
     """Return the keys in the window, if there is one, and up to each query, `[B, 1, L, S]`."""
     length = op("Squeeze", op("Shape", key, start=2, end=3))
     keys = op("Range", op.scalar(0), length, op.scalar(1))
-    at = op("Unsqueeze", _positions(op, query, start), op.ints(1, 3))
+    at = op("Unsqueeze", _positions(op, query), op.ints(1, 3))
     masks = [op("LessOrEqual", keys, at)] if causal else []
     masks += [op("Greater", keys, op("Sub", at, op.ints(window)))] if window > -1 else []
     return masks[0] if len(masks) == 1 else op("And", *masks)

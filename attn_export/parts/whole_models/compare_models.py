@@ -16,11 +16,17 @@ from typing import Any
 from attn_export.bundle.manifest import failed_folder
 from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.build.model import (
-    built_graphs,
+    built_options,
     built_reference,
     subject_of_model,
 )
-from attn_export.parts.whole_models.export_layouts import Entry, ExportedModel, read_export
+from attn_export.parts.whole_models.export_layouts import (
+    BUILT,
+    LAYOUTS,
+    Entry,
+    ExportedModel,
+    read_export,
+)
 from attn_export.parts.whole_models.integer_checkpoint import integers_of
 from attn_export.parts.whole_models.integer_weights import (
     quantised_operators,
@@ -81,16 +87,16 @@ def compare_models(
         One report on all graphs. With `output`, each has a bundle in a folder of its name there.
     """
     run = RunOptions.of(run)
-    built, options = built_graphs(Path(graphs))
     folder = Path(model) if isinstance(model, str | Path) else None
-    if built:
+    exported = read_export(Path(graphs), layout, names)
+    if exported.layout is LAYOUTS[BUILT]:
         of_build: dict[str, Any] = {
-            **options, "text_only": True, "adapter": adapter, "is_captured": False,
+            **built_options(exported.entries[0]), "text_only": True, "adapter": adapter,
+            "is_captured": False,
         }  # fmt: skip
         subject = functools.cache(lambda: subject_of_model(model, **of_build))
         read = functools.partial(read_own, inputs, folder=folder)
-        return _compare_built(judge, subject, Path(graphs), built, run, output, read)
-    exported = read_export(Path(graphs), layout, names)
+        return _compare_built(judge, subject, Path(graphs), exported.entries, run, output, read)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
     has_integers = any(quantised_operators(entry.path) for entry in exported.entries)
@@ -194,8 +200,8 @@ def _type_of(entry: Entry) -> str:
 
 
 def _compare_built(
-    judge: Judge, subject: Callable[[], Any], folder: Path, graphs: Sequence[str], run: RunOptions,
-    output: Path | str | None, read: Callable[..., OwnInputs],
+    judge: Judge, subject: Callable[[], Any], folder: Path, entries: Sequence[Entry],
+    run: RunOptions, output: Path | str | None, read: Callable[..., OwnInputs],
 ) -> Report:  # fmt: skip
     """Judge graphs of our own, which take tokens by the lengths of pasts and have no masks.
 
@@ -203,16 +209,17 @@ def _compare_built(
     """
     if run.budgets:
         raise UsageError(f"a budget of {run.budgets[0]}: {folder} is not quantised; leave it out")
-    reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(graphs))
+    reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(entries))
     reports = {
-        Path(name).stem: _compare(
-            judge, lambda: built_reference(subject(), reduce, read), folder / name, run,
-            Path(output) / Path(name).stem if output else None,
+        entry.phase: _compare(
+            judge, lambda: built_reference(subject(), reduce, read), entry.path, run,
+            Path(output) / entry.phase if output else None,
         )
-        for name in graphs
+        for entry in entries
     }  # fmt: skip
     joined = Report.joined(folder.absolute().name, reports)
-    notes = f"layout: attn-export ({', '.join(graphs)})", *joined.notes
+    files = ", ".join(entry.path.name for entry in entries)
+    notes = f"layout: {BUILT} ({files})", *joined.notes
     return dataclasses.replace(joined, notes=notes)
 
 

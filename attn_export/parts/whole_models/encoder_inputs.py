@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.interface import BATCH, QUERIES, Input, Shape
 from attn_export.parts.whole_models.build.attention import Call, attending
-from attn_export.parts.whole_models.export_layouts import End, Entry
+from attn_export.parts.whole_models.export_layouts import End
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
-from attn_export.results import BASE, Arrays, Case
+from attn_export.results import Arrays, Case
 
 
 def main_input(config: Any, name: str, dtype: str) -> Input:
@@ -47,22 +47,6 @@ def least_length(model: Any) -> int:
     for kernel, stride in reversed(steps):
         least = (least - 1) * stride + kernel
     return least
-
-
-def feature_situations(entry: Entry, least: int) -> Iterator[Situation]:
-    """Yield situations of images or sounds: batches, and lengths and padding where there are any.
-
-    `least`: The least length of a sound.
-    """
-    yield Situation(BASE, "random numbers", (least + 4,) * 2, (0,) * 2)
-    if not entry.one("mask"):
-        yield from (Situation(f"batch_{n}", "numbers", (1,) * n, (0,) * n) for n in (1, 3))
-        return
-    at = least
-    for batch, size in ((1, at), (3, at + 1), (1, at + 2), (2, 2 * at), (1, 9 * at)):
-        yield Situation(f"length_{size}", "a sound", (size,) * batch, (0,) * batch)
-    for new in ((at + 9, at), (2 * at, at + 1, 3 * at)):
-        yield Situation(f"right_{max(new)}", "padding", new, (0,) * len(new), "right")
 
 
 def named_shapes(

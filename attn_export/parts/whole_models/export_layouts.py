@@ -12,19 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.errors import GraphError, UsageError, first_few, printable
 from attn_export.graph.checks import names_read_in
 from attn_export.graph.load import load_proto
 from attn_export.graph.signature_check import dtype_name, inputs_of
+from attn_export.interface import Shape
+from attn_export.runtimes.decode_inputs import HIDDEN, LOGIT_INDEX, PAST_LENGTH
 from attn_export.untrusted_files import parse_json, read_text
 
 Role = Literal[
     "ids", "mask", "positions", "token types", "features", "states", "states mask", "past",
-    "write at", "lengths", "branch", "window", "present", "value",
+    "write at", "lengths", "branch", "window", "logits at", "present", "value",
 ]  # fmt: skip
 """What an input or output is. ``"past"`` and ``"present"`` are caches; ``"write at"`` is the number
-of keys in a cache of fixed size before the run, ``"lengths"`` after it; ``"value"`` is an output
-that has the name of a field of the model's output."""
+of keys in a cache of fixed size before the run, ``"lengths"`` after it; ``"logits at"`` the tokens
+whose logits are wanted; ``"value"`` is an output that has the name of a field of the model's
+output."""
 
 Promise = Literal["batch", "left", "right", "chunk", "chunks", "ragged"]
 """Use that an exporter's runtime allows: several batch elements, padding on a side, several tokens
@@ -51,11 +55,19 @@ _ROLES: Final[tuple[tuple[Role, str], ...]] = (
     ("write at", r"write_indices"),
     ("lengths", r"nonpad_kv_seqlen"),
 )
+_BUILT_ROLES: Final[tuple[tuple[Role, str], ...]] = (
+    *_ROLES,
+    ("past", rf"(?:past|(?P<of>cross))_{_PART}_{_LAYER}"),
+    ("features", HIDDEN),
+    ("write at", PAST_LENGTH),
+    ("logits at", LOGIT_INDEX),
+)
 _OUTPUT_ROLES: Final[tuple[tuple[Role, str], ...]] = (
     ("window", _WINDOW),
     ("present", rf"(?:output\.)?{_CACHES[0]}"),
     ("present", rf"present\.{_CACHES[1]}"),
     ("present", rf"updated_(?P<part>key|value)_cache\.{_LAYER}"),
+    ("present", rf"present_{_PART}_{_LAYER}"),
     ("value", r"(?!(?:output\.)?(?:past_key_values|present)).*"),
 )
 
@@ -125,6 +137,11 @@ class Entry:
         """Whether the graph fixes the number of new tokens to one."""
         return any(end.shape[-1] == 1 for end in self.having("ids"))
 
+    @property
+    def counts_past(self) -> bool:
+        """Whether an input says how many past keys there are, and none which tokens are padding."""
+        return bool(self.having("write at")) and not self.having("lengths")
+
     def one(self, role: Role) -> End | None:
         """Return the input of a role, or None."""
         return next(iter(self.having(role)), None)
@@ -136,7 +153,8 @@ class _ExportLayout:
 
     Attributes:
         title: Its name in reports.
-        marker: A file beside the graphs, or the producer that they name; "" for all others.
+        marker: A file beside the graphs, the producer that they name, or the name of inputs
+            without their numbers; "" for all others.
         promises: What its own runtime allows.
     """
 
@@ -146,7 +164,9 @@ class _ExportLayout:
 
 
 _ALL: Final[frozenset[Promise]] = frozenset({"batch", "left", "right", "chunk", "chunks"})
+BUILT = "attn-export"
 LAYOUTS: Final[Mapping[str, _ExportLayout]] = {
+    BUILT: _ExportLayout(BUILT, "past_key_", frozenset({"batch", "chunk", "chunks", "ragged"})),
     "transformers": _ExportLayout("transformers exporter", "export.json", _ALL),
     "genai": _ExportLayout(
         "onnxruntime-genai", "onnxruntime-genai", frozenset({"batch", "right", "chunk"})
@@ -177,9 +197,7 @@ def read_export(
     """
     if layout is not None and layout not in LAYOUTS:
         raise UsageError(f"--layout is one of {', '.join(LAYOUTS)}; got {printable(layout, 40)!r}")
-    files = [path]
-    if path.is_dir():
-        files = sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
+    files = [*_files_of(path)]
     if not files:
         raise GraphError(f"{path} has no .onnx file")
     if len(files) > _MOST_GRAPHS:
@@ -192,7 +210,22 @@ def read_export(
         _entry(file, file.relative_to(folder).with_suffix("").as_posix().replace("/", "-"), given)
         for file in files
     )
-    return ExportedModel(LAYOUTS[layout or _recognised(folder, entries)], entries)
+    found = _recognised(folder, entries)
+    if BUILT in (layout, found) and layout not in (None, found):
+        raise UsageError(f"--layout {layout}: the layout of {path} is {found}; leave it out")
+    return ExportedModel(LAYOUTS[layout or found], entries)
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """Yield the graphs in a folder; of a bundle, those that take its inputs as they are."""
+    if not path.is_dir():
+        yield path
+    elif (path / MANIFEST).is_file():
+        for name, file in read_manifest(path).graphs.items():
+            if not (file.fixed or file.layouts or file.dtypes):
+                yield path / name
+    else:
+        yield from sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
 
 
 def _names_of_genai(folder: Path) -> dict[str, str]:
@@ -221,10 +254,11 @@ def _names_of_genai(folder: Path) -> dict[str, str]:
 
 
 def _recognised(folder: Path, entries: Sequence[Entry]) -> str:
-    shown = {entries[0].producer, *(path.name for path in folder.iterdir() if path.is_file())}
+    shown = {entries[0].producer, *(path.name for path in folder.iterdir() if path.is_file()), ""}
+    shown |= {name.rstrip("0123456789") for name in entries[0].inputs}
     is_static = any(entry.one("write at") for entry in entries)
     for name, layout in LAYOUTS.items():
-        if layout.marker in {*shown, ""} and is_static == ("ragged" in layout.promises):
+        if layout.marker in shown and is_static <= ("ragged" in layout.promises):
             return name
     return "mobius-static"
 
@@ -233,7 +267,9 @@ def _entry(path: Path, phase: str, names: Mapping[str, str]) -> Entry:
     """Return what the inputs and outputs of a graph are."""
     model = load_proto(path)
     unknown: list[str] = []
-    inputs = {x.name: end for x in inputs_of(model) if (end := _end(x, _ROLES, names, unknown))}
+    given = inputs_of(model)
+    roles = _BUILT_ROLES if any(re.fullmatch(r"past_key_[0-9]+", x.name) for x in given) else _ROLES
+    inputs = {x.name: end for x in given if (end := _end(x, roles, names, unknown))}
     outputs = {
         x.name: end for x in model.graph.output if (end := _end(x, _OUTPUT_ROLES, names, unknown))
     }
@@ -277,19 +313,36 @@ def _shown(names: Sequence[str]) -> str:
 def _end(
     value: Any, roles: Sequence[tuple[Role, str]], names: Mapping[str, str], unknown: list[str]
 ) -> End | None:
-    name: str = value.name
-    usual = names.get(name, name)
+    end = _end_of(value.name, dtype_name(value), (), names.get(value.name, value.name), roles)
+    if end is None:
+        unknown.append(value.name)
+        return None
+    return dataclasses.replace(end, shape=tuple(_axes(value, end.role)))
+
+
+def _end_of(
+    name: str, dtype: str, shape: tuple[int | str, ...], usual: str,
+    roles: Sequence[tuple[Role, str]],
+) -> End | None:  # fmt: skip
+    """Return what an input or output is by its usual name; None if no layout has it."""
     for role, pattern in roles:
         match = re.fullmatch(pattern, usual)
         if match:
             groups = match.groupdict()
             return End(
-                name, role, dtype_name(value), tuple(_axes(value, role)),
-                int(groups.get("layer") or -1), groups.get("part") or "",
+                name, role, dtype, shape, int(groups.get("layer") or -1), groups.get("part") or "",
                 "encoder" if groups.get("of") in _ENCODER else "decoder", usual,
             )  # fmt: skip
-    unknown.append(name)
     return None
+
+
+def built_ends(
+    types: Mapping[str, tuple[str, Shape]], *, are_outputs: bool = False
+) -> dict[str, End]:  # fmt: skip
+    """Return what inputs, or outputs, of graphs that we build are, by name."""
+    roles = _OUTPUT_ROLES if are_outputs else _BUILT_ROLES
+    ends = (_end_of(name, *each, name, roles) for name, each in types.items())
+    return {end.name: end for end in ends if end is not None}
 
 
 def _axes(value: Any, role: Role) -> Iterator[int | str]:

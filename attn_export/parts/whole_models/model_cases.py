@@ -16,11 +16,15 @@ from attn_export.export.given_inputs import solved_sizes
 from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
+from attn_export.runtimes.decode_inputs import CAPACITY, ENCODED, LOGIT_COUNT
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.truth.stored_evidence import seed_words
 
 SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
 """Lengths of prompts and pasts: around powers of two, where kernels and windows change."""
+
+_SPARE: Final = (0, 1, 5, 64)
+"""The number of slots of caches in place that stay free, in turns."""
 
 _DECODED = 64
 """The number of tokens of a whole decode."""
@@ -83,6 +87,7 @@ class CaseLimits:
         cases: The largest number of cases of a graph.
         tokens: The largest number of new tokens of all its cases.
         positions: The number of positions that the model has.
+        least: The least length of sounds.
     """
 
     vocabulary: int
@@ -94,12 +99,15 @@ class CaseLimits:
     cases: int = 62
     tokens: int = 100_000
     positions: int = MAX_SIZE
+    least: int = 1
 
 
 def situations(
     entry: Entry, limits: CaseLimits, promises: frozenset[Promise]
 ) -> tuple[Situation, ...]:
     """Return the situations to judge a graph in; the first is the base case."""
+    if entry.one("features") and not entry.one("ids") and not entry.having("past"):
+        return tuple(_of_features(entry, limits.least))
     near = (t + d for t in limits.thresholds for d in (-1, 0, 1))
     sizes = sorted({size for size in (*SIZES, *near) if 1 <= size < limits.longest})
     batches = (2, 1, 3) if "batch" in promises else (1,)
@@ -118,6 +126,22 @@ def situations(
             found.append(each)
             tokens += count
     return tuple(found)
+
+
+def _of_features(entry: Entry, least: int) -> Iterator[Situation]:
+    """Yield situations of images or sounds: batches, and lengths and padding where there are any.
+
+    `least`: The least length of a sound.
+    """
+    yield Situation(BASE, "random numbers", (least + 4,) * 2, (0,) * 2)
+    if not entry.one("mask"):
+        yield from (Situation(f"batch_{n}", "numbers", (1,) * n, (0,) * n) for n in (1, 3))
+        return
+    at = least
+    for batch, size in ((1, at), (3, at + 1), (1, at + 2), (2, 2 * at), (1, 9 * at)):
+        yield Situation(f"length_{size}", "a sound", (size,) * batch, (0,) * batch)
+    for new in ((at + 9, at), (2 * at, at + 1, 3 * at)):
+        yield Situation(f"right_{max(new)}", "padding", new, (0,) * len(new), "right")
 
 
 def _even(
@@ -225,8 +249,8 @@ class CaseMaker:
         end, valid, inputs = self.entry.inputs[name], base.valid(), self.inputs(base, base.name)
         case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
         other = self.inputs(case, case.name)
-        fixed = "branch", "window", "write at", "lengths", "" if self.pads_left else "mask"
-        if end.role in fixed:
+        fixed = {"branch", "window", "lengths", "" if self.pads_left else "mask"}
+        if end.role in fixed or (end.role == "write at" and not self.entry.counts_past):
             return None
         if end.role == "mask":
             valid = valid.copy()
@@ -239,6 +263,9 @@ class CaseMaker:
             inputs[name] = inputs[name] + 1
         elif end.role == "token types":
             inputs[name] = 1 - inputs[name]
+        elif end.role in ("write at", "logits at"):
+            inputs[name] = np.maximum(inputs[name] - 1, 0)
+            inputs[name][:1] = 0
         else:
             inputs[name] = other[name]
         return self._case(case, inputs, valid)
@@ -246,8 +273,12 @@ class CaseMaker:
     def own(self, name: str, about: str, given: Mapping[str, np.ndarray]) -> Case:
         """Return the case of inputs of the user's own; those that are left out follow from them.
 
-        Pasts that are left out are empty.
+        Pasts that are left out are empty, and all logits are wanted.
         """
+        at = self.entry.one("logits at")
+        if at is not None and at.name not in given:
+            batch, query = next(iter(given.values())).shape[:2]
+            given = {**given, at.name: np.tile(np.arange(query), (batch, 1))}
         shapes = {end: self.axes[end] for end in given}
         sizes = {PAST: 0, QUERIES: 1} | solved_sizes(given, shapes, about)
         past = sizes[PAST]
@@ -266,6 +297,8 @@ class CaseMaker:
         return self._case(situation, inputs, situation.valid())
 
     def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
+        if self.entry.counts_past:
+            valid = np.ones_like(valid)
         # The free slots of a cache that rolls are no evidence.
         rolls = any(end.rolls for end in self.entry.having("past"))
         ignored = tuple(np.flatnonzero(~valid.all(1) | rolls).tolist())
@@ -276,6 +309,7 @@ class CaseMaker:
         }
         sizes = self.sizes(situation)
         named = {axis for shape in self.axes.values() for axis in shape}
+        named |= {PAST} if self.entry.counts_past else set()
         return Case(
             situation.name, situation.kind, {n: s for n, s in sizes.items() if n in named}, inputs,
             situation.about, ignored_rows=ignored, judged_rows=judged,
@@ -284,10 +318,14 @@ class CaseMaker:
     def sizes(self, situation: Situation) -> dict[str, int]:
         """Return the sizes of the axes."""
         query, past = max(situation.new), max(situation.past)
-        states = (5, 3, 9, 1)[sum(situation.name.encode()) % 4]
+        # Changes of the base case have its sizes.
+        is_base = situation.name.startswith((BASE, CHANGED))
+        number = 1 if is_base else sum(situation.name.encode())
+        keys = 5 if is_base else (5, 3, 9, 1)[number % 4]
         return {
-            BATCH: len(situation.new), QUERIES: query, PAST: past, TOTAL: past + query,
-            KEYS: 5 if situation.name.startswith((BASE, CHANGED)) else states,
+            BATCH: len(situation.new), QUERIES: query, PAST: past,
+            CAPACITY: past + query + _SPARE[number % len(_SPARE)], TOTAL: past + query,
+            KEYS: keys, ENCODED: keys, LOGIT_COUNT: min(query, 1 + number % 3),
             **situation.sizes,
         }  # fmt: skip
 
@@ -298,11 +336,12 @@ class CaseMaker:
             "ids": lambda ids: self._ids(situation.tokens, ids, seed),
             "mask": lambda mask: valid[:, -mask.shape[1] :],
             "positions": lambda _: (valid.cumsum(1) - 1).clip(0)[:, past:],
-            "states mask": np.ones_like,
+            "states mask": self._states_mask,
             "branch": lambda branch: np.full(branch.shape, past > 0),
             "window": lambda _: self.limits.window,
             "write at": lambda _: situation.past,
             "lengths": lambda _: np.add(situation.past, situation.new),
+            "logits at": lambda at: np.c_[at[:, :-1], [sizes[QUERIES] - 1] * len(at)],
         }
         described = {n: self._described(end, sizes) for n, end in self.entry.inputs.items()}
         drawn = draw_inputs(described, sizes, seed_words=seed_words(seed))
@@ -316,9 +355,15 @@ class CaseMaker:
     def _described(self, end: End, sizes: Mapping[str, int]) -> Input:
         """Return the description of the random numbers of an input, whole ones in int64."""
         shape = (sizes.get(a, 0) if isinstance(a, str) else a for a in self.axes[end.name])
-        high = self.limits.vocabulary - 1 if end.role == "ids" else 1
+        high = {"ids": self.limits.vocabulary - 1, "logits at": sizes[QUERIES] - 1}.get(end.role, 1)
         dtype = end.dtype if is_floating(numpy_dtype(end.dtype)) else "int64"
         return Input(tuple(shape), dtype, 0, high, first=None)
+
+    def _states_mask(self, mask: np.ndarray) -> np.ndarray:
+        """Return which tokens of the encoder are no padding; in graphs of ours, fewer in turn."""
+        batch, keys = mask.shape
+        last = keys - 1 - (np.arange(batch) if self.entry.counts_past else np.zeros(batch))
+        return np.asarray(np.arange(keys) <= np.maximum(last, 0)[:, None])
 
     def _ids(self, tokens: str, ids: np.ndarray, seed: str) -> np.ndarray | int:
         """Return token ids: random ones, or those of a situation that is about them."""

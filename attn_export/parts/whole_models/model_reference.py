@@ -26,7 +26,6 @@ from attn_export.graph.load import load_proto
 from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Roles, Shape
 from attn_export.parts.whole_models.encoder_inputs import (
     EncoderCases,
-    feature_situations,
     hides_tokens,
     least_length,
     main_input,
@@ -82,8 +81,6 @@ def reference_of(
     maker = make_cases(axes=axes)
     fitting = _fitting(entry, promises)
     chosen = situations(entry, limits, fitting)
-    if entry.one("features") and not entry.one("ids"):
-        chosen = tuple(feature_situations(entry, least_length(model)))
     # Axes of 1 in an example would be taken for fixed ones.
     least = 1 if entry.takes_one_token else 2
     shown = dataclasses.replace(chosen[0], new=(max(least, *chosen[0].new),) * len(chosen[0].new))
@@ -234,7 +231,8 @@ def _limits_for(model: Any, entry: Entry) -> CaseLimits:
     sizes = [end.shape[1] for end in entry.having("past") if len(end.shape) == 3]
     longest = min([limits.longest, *(size for size in sizes if isinstance(size, int))])
     positions = min([limits.positions, *(size for size in sizes if isinstance(size, int))])
-    return dataclasses.replace(limits, longest=longest, positions=positions)
+    least = least_length(model) if entry.one("features") else 1
+    return dataclasses.replace(limits, longest=longest, positions=positions, least=least)
 
 
 def _fitting(entry: Entry, promises: frozenset[Promise]) -> frozenset[Promise]:

@@ -35,12 +35,12 @@ def save(path: Path, nodes: list[onnx.NodeProto], inputs: Values, outputs: Value
     return path
 
 
-def grouped(path: Path, *, past: bool = True, rotary: int = 0, sink: bool = False,
-            bias: bool = False, packed: bool = False, cache: tuple[str | int, ...] = (),
+def grouped(path: Path, *, past: bool = False, rotary: int = 0, sink: bool = False,
+            bias: bool = False, packed: bool = False, counts: bool = False,
             name: str = "node", **attributes: Any) -> Path:  # fmt: skip
     """Write GroupQueryAttention as generators of ONNX Runtime do: keys are counted in a mask.
 
-    `cache`: The lengths of the cache before and after, if inputs say how many keys are used.
+    `counts`: Whether inputs say how many keys there are.
     """
     nodes = [
         helper.make_node("Cast", ["mask"], ["ones"], to=INT32),
@@ -56,12 +56,11 @@ def grouped(path: Path, *, past: bool = True, rotary: int = 0, sink: bool = Fals
     }  # fmt: skip
     outputs: dict[str, tuple[int, list[str | int]]] = {"y": (FLOAT, ["B", "L", H * D])}
     read = ["q", "k", "v", "", "", "lasts", "total"]
-    before, after = cache or ("P", "T")
     if past:
         read[3:5] = ["pk", "pv"]
-        inputs |= dict.fromkeys(read[3:5], (FLOAT, ["B", HKV, before, D]))
-        outputs |= dict.fromkeys(["nk", "nv"], (FLOAT, ["B", HKV, after, D]))
-    if cache:
+        inputs |= dict.fromkeys(read[3:5], (FLOAT, ["B", HKV, "P", D]))
+        outputs |= dict.fromkeys(["nk", "nv"], (FLOAT, ["B", HKV, "T", D]))
+    if counts:
         nodes.clear()
         del inputs["mask"]
         inputs |= {"lasts": (INT32, ["B"]), "total": (INT32, [])}
@@ -117,16 +116,14 @@ def multi_head(path: Path, names: str = "", *, keys: str = "S", **attributes: An
 
 
 GROUPED: Mapping[str, Mapping[str, Any]] = {
-    "a cache": {}, "no cache": {"past": False}, "softcap": {"softcap": 5.0, "scale": 0.2},
-    "rotary": {"rotary": 32}, "half rotary": {"rotary": 16, "rotary_interleaved": 1},
-    "window": {"local_window_size": 3},
-    "all without a cache": {"past": False, "rotary": 32, "local_window_size": 2},
-    "sink": {"sink": True, "softcap": 5.0}, "smooth": {"smooth_softmax": 1, "past": False},
-    "keys counted by inputs": {"cache": ("P", "T"), "rotary": 32, "name": ""},
-    "a buffer": {"cache": ("C", "C"), "sink": True, "packed": True, "rotary": 32},
-    "a buffer of fixed length": {"cache": (16, 16), "local_window_size": 3},
-    "bias": {"cache": ("P", "T"), "bias": True, "packed": True, "local_window_size": 3},
-    "bias in a buffer": {"cache": (32, 32), "bias": True, "smooth_softmax": 1},
+    "plain": {}, "softcap": {"softcap": 5.0, "scale": 0.2}, "window": {"local_window_size": 3},
+    "half rotary": {"rotary": 16, "rotary_interleaved": 1},
+    "rotary and a window": {"rotary": 32, "local_window_size": 2},
+    "sink": {"sink": True, "softcap": 5.0}, "smooth": {"smooth_softmax": 1},
+    "keys counted by inputs": {"counts": True, "rotary": 32, "name": ""},
+    "packed": {"sink": True, "packed": True, "rotary": 32},
+    "bias": {"bias": True, "packed": True, "local_window_size": 3},
+    "bias and smooth": {"bias": True, "smooth_softmax": 1},
 }  # fmt: skip
 MULTI_HEAD: Mapping[str, Mapping[str, Any]] = {
     "bias": {"names": "bias"}, "padding": {"names": "pad"}, "added": {"names": "added"},
@@ -153,6 +150,7 @@ def test_contrib_nodes_go_back(name: str, dialect: str, tmp_path: Path):
     [
         ({"names": "lengths"}, "node: Attention cannot say a key_padding_mask of lengths"),
         ({"qk_output": 1, "name": ""}, "GroupQueryAttention of y cannot be compared with what"),
+        ({"past": True}, "node: Attention cannot say the cache of GroupQueryAttention; keep"),
     ],
 )
 def test_forms_that_attention_lacks_are_named(

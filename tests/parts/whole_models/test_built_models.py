@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.graph.save import WEIGHTS, save_graphs, tensor_places
 from attn_export.measures import fill_ignored_rows
 from attn_export.parts.whole_models.build import model as built_model
+from attn_export.parts.whole_models.export_layouts import read_export
+
+EXPORTS = Path(__file__).with_name("exports")
 
 FEW = ("biogpt", "deepseek_v3", "gemma2", "gpt_oss", "llama4_text")
 """The types that are compared by default: learned positions, windows, chunks, sinks, softcap."""
@@ -222,6 +226,19 @@ def test_a_decoder_that_is_built_of_a_folder_gives_the_tokens_of_generate(kind):
     nodes = [node.op_type for node in onnx.load(bundle / "model.onnx").graph.node]
     assert nodes.count("Attention") * 2 == nodes.count("TensorScatter") > 0
     assert decoded(bundle, 30) == generated(model, 30)
+
+
+def test_a_graph_of_a_bundle_is_judged_without_it(tmp_path):
+    bundle = built("mistral")
+    for name in ("model.onnx", WEIGHTS):
+        shutil.copy(bundle / name, tmp_path)
+    report = compare_models(checkpoint_of(bundle), tmp_path / "model.onnx")
+    assert report.passed
+    assert report.notes[0] == "layout: attn-export (model.onnx)"
+    with pytest.raises(UsageError, match=r"--layout optimum: the layout of .* is attn-export"):
+        compare_models(checkpoint_of(bundle), bundle, layout="optimum")
+    with pytest.raises(UsageError, match=r"--layout attn-export: the layout of .* is mobius"):
+        read_export(EXPORTS / "gpt2" / "mobius", "attn-export")
 
 
 @pytest.mark.extended

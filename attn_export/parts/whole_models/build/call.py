@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_export.interface import BATCH, QUERIES
 from attn_export.parts.whole_models.build.part import ids_beside, passing
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
 from attn_export.parts.whole_models.model_call import ModelCall, Rounding
@@ -24,7 +25,7 @@ class OwnCall(ModelCall):
         self._crosses = any(end.of == "encoder" for end in entry.inputs.values())
         added: tuple[Role, ...] = ("lengths", *(() if self._crosses else ("positions",)))
         own = [End(role, role, "int64", ()) for role in added]
-        own = [*own, End(IDS, "ids", "int64", ())]
+        own = [*own, End(IDS, "ids", "int64", (BATCH, QUERIES))]
         inputs = {**entry.inputs, **{end.name: end for end in own}}
         super().__init__(model, dataclasses.replace(entry, inputs=inputs))
         self.rounds = rounds
@@ -40,7 +41,7 @@ class OwnCall(ModelCall):
                 self(**{name: x[at : at + 1] for name, x in given.items()}) for at in range(batch)
             ]
             return [torch.cat(each) for each in zip(*ones, strict=True)]
-        index = given.pop(LOGIT_INDEX, None)
+        index = given.get(LOGIT_INDEX)
         hidden = given.get(HIDDEN)
         if hidden is not None:
             given[IDS] = ids_beside(hidden)

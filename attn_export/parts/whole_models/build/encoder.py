@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,11 +35,10 @@ from attn_export.parts.whole_models.build.encoder_capture import CapturedEncoder
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.encoder_inputs import (
     EncoderCases,
-    feature_situations,
     least_length,
     main_input,
 )
-from attn_export.parts.whole_models.export_layouts import End, Entry, Promise, Role
+from attn_export.parts.whole_models.export_layouts import BUILT, Entry, Promise, built_ends
 from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes
 from attn_export.parts.whole_models.model_call import ModelCall
@@ -47,12 +46,6 @@ from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, si
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
 from attn_export.runtimes.decode_inputs import ENCODED
-
-_ROLES: Final[dict[str, Role]] = {
-    "input_ids": "ids", "pixel_values": "features", "input_values": "features",
-    "input_features": "features", "attention_mask": "mask", "token_type_ids": "token types",
-}  # fmt: skip
-"""The inputs that a graph has if the model takes them."""
 
 _INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
 """The fields of a model's output that are no outputs of the graph."""
@@ -66,20 +59,18 @@ class BuiltEncoder(Subject):
 
     def __init__(self, model: Any, notes: tuple[str, ...]) -> None:
         inputs = _inputs_of(model)
-        self._limits, self._least = _limits(model, inputs), least_length(model)
-        ends = {
-            name: End(name, _ROLES[name], each.dtype, each.shape) for name, each in inputs.items()
-        }
-        entry = Entry(Path(MODEL), "model", "attn-export", ends, {})
+        self._limits = _limits(model, inputs)
+        ends = built_ends({name: (each.dtype, each.shape) for name, each in inputs.items()})
+        entry = Entry(Path(MODEL), "model", BUILT, ends, {})
         axes = {name: each.shape for name, each in inputs.items()}
         self._maker = EncoderCases(entry, self._limits, axes, pads_left="input_ids" in inputs)
         self._described = FunctionInputs(inputs, self._drawn)
         # Of several frames: an axis of one would be taken for a fixed one.
-        sizes = {**TRACED_SIZES, QUERIES: self._least * 4 + 1}
+        sizes = {**TRACED_SIZES, QUERIES: self._limits.least * 4 + 1}
         example = to_torch(self._drawn(sizes, generator("example")))
         names, own, layers = self._parts(model, entry, example)
         encoder = CapturedEncoder(own).eval()
-        length = Axis(QUERIES, min=self._least, max=self._limits.positions)
+        length = Axis(QUERIES, min=self._limits.least, max=self._limits.positions)
         named = {
             name: {at: length if axis == QUERIES else axis for at, axis in named_axes(of).items()}
             for name, of in axes.items()
@@ -87,7 +78,8 @@ class BuiltEncoder(Subject):
         super().__init__(encoder, example, named, names, notes=notes)
         self._maker.hides = encoder.prove(example, layers)
         self._outputs = super().output_shapes()
-        outputs = {n: End(n, "value", type_of(model), of) for n, of in self._outputs.items()}
+        types = {name: (type_of(model), shape) for name, shape in self._outputs.items()}
+        outputs = built_ends(types, are_outputs=True)
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
         self._maker.find_of_last(own)
@@ -99,7 +91,7 @@ class BuiltEncoder(Subject):
     ) -> tuple[list[str], nn.Module, int]:
         """Return the names of the outputs, a module that gives them, and the number of layers."""
         names = _fields(model, example)
-        outputs = {name: End(name, "value", type_of(model), ()) for name in names}
+        outputs = built_ends(dict.fromkeys(names, (type_of(model), ())), are_outputs=True)
         own = ModelCall(model, dataclasses.replace(entry, outputs=outputs))
         return names, own, _layers(model)
 
@@ -113,7 +105,7 @@ class BuiltEncoder(Subject):
 
     def plan(self, interface: Interface | None = None) -> Plan:
         """Return the cases: lengths and padding, or batches of images."""
-        cases = self._maker.cases(tuple(self._situations()))
+        cases = self._maker.cases(situations(self._maker.entry, self._limits, _PROMISES))
         return Plan(cases, (), interface or self.interface(), is_settled=True)
 
     def own_oracle(self, _: float = 0.0) -> ModelOracle:
@@ -122,17 +114,10 @@ class BuiltEncoder(Subject):
         subject = Subject(module.own, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
         return ModelOracle(subject, 0.0)
 
-    def _situations(self) -> Iterator[Situation]:
-        entry, limits = self._maker.entry, self._limits
-        if "input_ids" in entry.inputs:
-            yield from situations(entry, limits, _PROMISES)
-            return
-        yield from feature_situations(entry, self._least)
-
     def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Return random inputs; batch elements but the first are padded on the right."""
         length, count = sizes.get(QUERIES, 1), sizes[BATCH]
-        least = min(self._least, length)
+        least = min(self._limits.least, length)
         new = (length, *random.integers(least, length + 1, count - 1).tolist())
         seed = f"drawn_{random.integers(2**31)}"
         return self._maker.inputs(Situation(seed, "", new, (0,) * count, "right"), seed)
@@ -163,14 +148,6 @@ def crossed_of(model: Any) -> dict[str, Input]:
     return found
 
 
-def crossed_end(name: str, described: Input, dtype: str) -> End:
-    """Return what an input of the encoder's tokens is."""
-    if name == ENCODER_MASK:
-        return End(name, "states mask", described.dtype, described.shape)
-    _, part, layer = name.split("_")
-    return End(name, "past", dtype, described.shape, int(layer), part, "encoder")
-
-
 def _inputs_of(model: Any) -> dict[str, Input]:
     """Return the description of every input that the graph of a model has."""
     config, name = model.config, model.main_input_name
@@ -188,7 +165,7 @@ def _inputs_of(model: Any) -> dict[str, Input]:
 def _limits(model: Any, inputs: Mapping[str, Input]) -> CaseLimits:
     """Return what cases may hold; some models have fewer positions than their config says."""
     if "input_ids" not in inputs:
-        return CaseLimits(1, MAX_SIZE)
+        return CaseLimits(1, MAX_SIZE, least=least_length(model))
     limits = limits_of(model)
     return dataclasses.replace(limits, cases=min(_MOST_CASES, limits.cases))
 

@@ -1,29 +1,25 @@
-"""The inputs and outputs of the graph of a decoder that is built, and its cases."""
+"""The inputs and outputs of the graph of a decoder that is built."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attn_export.cases.draw import Sizes, generator
+from attn_export.cases.draw import Sizes
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError
-from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
-from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
-from attn_export.parts.whole_models.build.encoder import crossed_end, crossed_of
+from attn_export.interface import BATCH, PAST, QUERIES, TOTAL, Input, Shape
+from attn_export.parts.whole_models.build.encoder import crossed_of
 from attn_export.parts.whole_models.build.part import ModelPart
-from attn_export.parts.whole_models.export_layouts import End, Entry
+from attn_export.parts.whole_models.export_layouts import BUILT, Entry, built_ends
 from attn_export.parts.whole_models.loaded_model import type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes
-from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
-from attn_export.results import BASE, CHANGED, Arrays, Case
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
-    ENCODED,
     HIDDEN,
     IDS,
     LOGIT_COUNT,
@@ -63,43 +59,40 @@ def interface_of(
     heads = heads_of(model)
     if part:
         heads = {n: x for n, x in heads.items() if part.first <= n[1] <= part.last}
-    tokens, logits = End(IDS, "ids", "int64", (BATCH, QUERIES)), End("logits", "value", dtype, ())
-    described = Input((BATCH, QUERIES), "int64", 0, vocabulary - 1)
-    shape: Shape = (BATCH, QUERIES if all_logits else LOGIT_COUNT, vocabulary)
+    tokens, described = IDS, Input((BATCH, QUERIES), "int64", 0, vocabulary - 1)
+    rows = QUERIES if all_logits else LOGIT_COUNT
+    logits: tuple[str, Shape] = "logits", (BATCH, rows, vocabulary)
     if part and not part.begins:
-        described = Input((BATCH, QUERIES, part.width), dtype)
-        tokens = End(HIDDEN, "features", dtype, described.shape)
+        tokens, described = HIDDEN, Input((BATCH, QUERIES, part.width), dtype)
     if part and not part.ends:
-        logits, shape, all_logits = dataclasses.replace(logits, name=NEXT_HIDDEN), (), True
-        shape = (BATCH, QUERIES, part.width)
+        logits, all_logits = (NEXT_HIDDEN, (BATCH, QUERIES, part.width)), True
 
-    def ends(start: Any, length: str) -> Iterator[End]:
-        for (name, layer), (count, size) in heads.items():
-            axes = BATCH, count, length, size
-            yield End(f"{start}_{name}_{layer}", start, stored, axes, layer, name)
+    def caches(start: str, length: str) -> dict[str, Shape]:
+        return {
+            f"{start}_{name}_{layer}": (BATCH, count, length, size)
+            for (name, layer), (count, size) in heads.items()
+        }
 
-    pasts = [*ends("past", PAST if appends else CAPACITY)]
-    presents = [*ends("present", TOTAL if appends else CAPACITY)]
-    inputs = {tokens.name: described, PAST_LENGTH: Input((BATCH,), "int64", 0, PAST)}
-    written = [End(PAST_LENGTH, "write at", "int64", (BATCH,))]
-    if appends:
-        del inputs[PAST_LENGTH], written[0]
+    pasts = caches("past", PAST if appends else CAPACITY)
+    presents = caches("present", TOTAL if appends else CAPACITY)
+    inputs = {tokens: described}
+    if not appends:
+        inputs[PAST_LENGTH] = Input((BATCH,), "int64", 0, PAST)
     if not all_logits:
         inputs[LOGIT_INDEX] = Input((BATCH, LOGIT_COUNT), "int64", 0, QUERIES)
-    inputs |= {end.name: Input(end.shape, stored) for end in pasts} | crossed
-    by_name, named = (
-        {end.name: end for end in each}
-        for each in (
-            [tokens, *written, *pasts, *(crossed_end(*x, dtype) for x in crossed.items())],
-            [logits, *presents],
-        )
-    )
-    return _BuiltInterface(
-        Entry(Path(MODEL), "model", "attn-export", by_name, named),
-        inputs, {logits.name: shape, **{end.name: end.shape for end in presents}},
-        {new.name: old.name for new, old in zip(presents, pasts, strict=True)},
-        appends, bool(crossed),
+    inputs |= {name: Input(shape, stored) for name, shape in pasts.items()} | crossed
+    outputs = dict([logits]) | presents
+    entry = Entry(
+        Path(MODEL), "model", BUILT,
+        built_ends({name: (x.dtype, x.shape) for name, x in inputs.items()}),
+        built_ends(
+            {n: (stored if n in presents else dtype, x) for n, x in outputs.items()},
+            are_outputs=True,
+        ),
     )  # fmt: skip
+    return _BuiltInterface(
+        entry, inputs, outputs, dict(zip(presents, pasts, strict=True)), appends, bool(crossed)
+    )
 
 
 def heads_of(model: Any) -> dict[tuple[str, int], tuple[int, int]]:
@@ -117,10 +110,6 @@ def heads_of(model: Any) -> dict[tuple[str, int], tuple[int, int]]:
     }
 
 
-_SPARE = (0, 1, 5, 64)
-"""The number of slots of caches that stay free, in turns."""
-
-
 def with_index(
     inputs: dict[str, np.ndarray], sizes: Sizes, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
@@ -130,64 +119,3 @@ def with_index(
         inputs[LOGIT_INDEX] = random.integers(0, sizes[QUERIES], shape)
         inputs[LOGIT_INDEX][:, -1] = sizes[QUERIES] - 1
     return inputs
-
-
-class BuiltCases(CaseMaker):
-    """Makes inputs of a graph with caches in place; all that it returns is judged."""
-
-    def cases(self, all_situations: tuple[Situation, ...]) -> tuple[Case, ...]:
-        """Return the cases of situations, and the base case with each input changed."""
-        index = self.changed(all_situations[0], LOGIT_INDEX)
-        return (*super().cases(all_situations), *([index] if index else []))
-
-    def changed(self, base: Situation, name: str) -> Case | None:
-        """Return the base case with other values of an input; None if it has no others."""
-        if name not in (PAST_LENGTH, LOGIT_INDEX):
-            return super().changed(base, name)
-        inputs = self.inputs(base, base.name)
-        if name not in inputs:
-            return None
-        inputs[name] = np.maximum(inputs[name] - 1, 0)
-        inputs[name][:1] = 0
-        case = dataclasses.replace(base, name=f"{CHANGED}{name}", about=f"another {name}")
-        return self._case(case, inputs, base.valid())
-
-    def own(self, name: str, about: str, given: Mapping[str, np.ndarray]) -> Case:
-        """Return the case of inputs of the user's own, with the logits of all new tokens."""
-        if LOGIT_INDEX in self.axes and LOGIT_INDEX not in given:
-            batch, query = next(iter(given.values())).shape[:2]
-            given = {**given, LOGIT_INDEX: np.tile(np.arange(query), (batch, 1))}
-        return super().own(name, about, given)
-
-    def _case(self, situation: Situation, inputs: Arrays, _: np.ndarray) -> Case:
-        return Case(situation.name, situation.kind, self.sizes(situation), inputs, situation.about)
-
-    def sizes(self, situation: Situation) -> dict[str, int]:
-        """Return the sizes of the axes."""
-        # Changes of the base case have its sizes.
-        number = 1 if situation.name.startswith((BASE, CHANGED)) else sum(situation.name.encode())
-        query, past = max(situation.new), max(situation.past)
-        sizes = {BATCH: len(situation.new), QUERIES: query, PAST: past}
-        if self.entry.one("write at"):
-            sizes[CAPACITY] = past + query + _SPARE[number % len(_SPARE)]
-        else:
-            sizes[TOTAL] = past + query
-        if any(end.of == "encoder" for end in self.entry.inputs.values()):
-            sizes[ENCODED] = super().sizes(situation)[KEYS]
-        return (
-            sizes
-            | ({LOGIT_COUNT: min(query, 1 + number % 3)} if LOGIT_INDEX in self.axes else {})
-            | {axis: size for axis, size in situation.sizes.items() if axis in (KEYS, LOGIT_COUNT)}
-        )
-
-    def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
-        """Return the inputs of the graph, in its order."""
-        inputs = super().inputs(situation, seed)
-        if LOGIT_INDEX in self.axes:
-            inputs[LOGIT_INDEX] = np.zeros(0)
-            with_index(inputs, self.sizes(situation), generator("whole", seed, LOGIT_INDEX))
-        if ENCODER_MASK in inputs:  # batch elements but the first have less
-            batch, keys = inputs[ENCODER_MASK].shape
-            last = np.maximum(keys - 1 - np.arange(batch), 0)
-            inputs[ENCODER_MASK][:] = np.arange(keys) <= last[:, None]
-        return {name: inputs[name] for name in self.axes if name in inputs}

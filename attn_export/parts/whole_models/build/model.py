@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from attn_export.bundle.manifest import MANIFEST, read_manifest
 from attn_export.cases.draw import (
     TRACED_SIZES,
     FunctionInputs,
@@ -41,7 +39,6 @@ from attn_export.parts.whole_models.build.encoder import (
     BuiltEncoder,
 )
 from attn_export.parts.whole_models.build.interface import (
-    BuiltCases,
     heads_of,
     interface_of,
     with_index,
@@ -56,7 +53,7 @@ from attn_export.parts.whole_models.build.quantised_decoder import (
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.build.rounded_cache import FLOAT16, RoundedCache, rounded_cache
 from attn_export.parts.whole_models.bundle_text import files_of
-from attn_export.parts.whole_models.export_layouts import Promise
+from attn_export.parts.whole_models.export_layouts import BUILT, LAYOUTS, Entry
 from attn_export.parts.whole_models.integer_checkpoint import integers_of
 from attn_export.parts.whole_models.loaded_model import (
     in_dtype,
@@ -70,6 +67,7 @@ from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_caches import step_limit
 from attn_export.parts.whole_models.model_cases import (
     CaseLimits,
+    CaseMaker,
     across,
     prompts,
     situations,
@@ -88,7 +86,6 @@ from attn_export.runtimes.decode_inputs import (
     ENCODED,
     HIDDEN,
     LOGIT_COUNT,
-    LOGIT_INDEX,
     NEXT_HIDDEN,
     PAST_LENGTH,
 )
@@ -97,7 +94,7 @@ from attn_export.truth.reference import Reference
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
 
-_PROMISES: Final[frozenset[Promise]] = frozenset({"batch", "chunk", "chunks", "ragged"})
+_PROMISES: Final = LAYOUTS[BUILT].promises
 _MOST_CASES = 32
 
 _DECODED_MOST, _DECODED_WORK = 1000, 2**33
@@ -246,33 +243,20 @@ def _check(model: Any, dtype: str, **options: str) -> None:
             raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")
 
 
-def built_graphs(folder: Path) -> tuple[list[str], ModelKeywords]:
-    """Return the graphs of a bundle of a whole model that take its inputs as they are, if any.
-
-    Returns:
-        Their names, and the options that they were built with, as far as inputs show them.
-    """
-    if not (folder / MANIFEST).is_file():
-        return [], {}
-    manifest = read_manifest(folder)
-    found = (re.fullmatch(r"past_key_([0-9]{1,4})", name) for name in manifest.inputs)
-    numbers = [int(name[1]) for name in found if name]
-    graphs = [
-        name
-        for name, file in manifest.graphs.items()
-        if numbers and not (file.fixed or file.layouts or file.dtypes)
-    ]
-    types = {each.dtype for each in manifest.ends.values()}
+def built_options(entry: Entry) -> ModelKeywords:
+    """Return the options that a graph was built with, as far as its inputs and outputs show."""
+    ends = [*entry.inputs.values(), *entry.outputs.values()]
+    layers = [end.layer for end in entry.having("past") if end.of == "decoder"]
+    types = {end.dtype for end in ends}
     options: ModelKeywords = {
-        "cache": _IN_PLACE if PAST_LENGTH in manifest.inputs else _APPEND,
-        "all_logits": LOGIT_INDEX not in manifest.inputs,
+        "cache": _IN_PLACE if entry.one("write at") else _APPEND,
+        "all_logits": entry.one("logits at") is None,
+        "dtype": next(iter(entry.outputs.values())).dtype,
         "kv_dtype": FLOAT16 if {FLOAT16, "float32"} <= types else "none",
     }
-    if numbers:
-        options["dtype"] = next(iter(manifest.outputs.values())).dtype
-    if not {HIDDEN, NEXT_HIDDEN}.isdisjoint(manifest.ends):
-        options["layers"] = f"{min(numbers)}-{max(numbers)}"
-    return graphs, options
+    if {HIDDEN, NEXT_HIDDEN} & {end.name for end in ends}:
+        options["layers"] = f"{min(layers)}-{max(layers)}"
+    return options
 
 
 def built_reference(
@@ -412,10 +396,10 @@ class _BuiltModel(Subject):
         ]
         return Plan(maker.cases(tuple(chosen)), (), interface or self.interface(), is_settled=True)
 
-    def maker(self) -> BuiltCases:
+    def maker(self) -> CaseMaker:
         """Return what makes the inputs of cases."""
         axes = {n: x.shape for n, x in self._ends.inputs.items()} | dict(self._ends.outputs)
-        return BuiltCases(self._ends.entry, self.limits, axes, pads_left=False)
+        return CaseMaker(self._ends.entry, self.limits, axes, pads_left=False)
 
     def own_oracle(self, _: float = 0.0) -> ModelOracle:
         """Return the source of the truth: the model as transformers runs it."""
