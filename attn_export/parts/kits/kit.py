@@ -63,7 +63,7 @@ _BUILD = (f"cmake -S . -B build {_ROOT}", "cmake --build build", "build/self_tes
 _BUILD_LIBRARY = (f"cmake -S library -B library/build {_ROOT}", "cmake --build library/build")
 
 
-def _library(folder: str, test: Sequence[str], **sources: str) -> _Language:
+def _library(folder: str, test: tuple[str, ...], **sources: str) -> _Language:
     """Return a language whose kit has the library of the kit in C in a folder."""
     library = {"c/CMakeLists.txt": "CMakeLists.txt", "c/src": "src", "core": "core"}
     folders = {source: f"{folder}/{target}" for source, target in library.items()}

@@ -16,11 +16,7 @@ public enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4
 /// <summary>An input or output: its fixed sizes, or -1 where an axis has a name.</summary>
 public sealed class Value
 {
-    public string Name;
-    public int DType, ElementBytes;
-    public bool Needed;
-    public long[] Dims;
-    public string[] Axes;
+    public string Name; public int DType, ElementBytes; public bool Needed; public long[] Dims; public string[] Axes;
 }
 
 /// <summary>The C library in library/; attn_export.h is its reference.</summary>
@@ -59,10 +55,7 @@ internal static class Native
     [DllImport(Library)] public static extern int attn_start(ulong session, long[] ids, long length, long count);
     [DllImport(Library)] public static extern int attn_next(ulong session, out long token);
 
-    public static void Check(int code)
-    {
-        if (code != 0) throw new AttnException(code, Text(attn_last_error()));
-    }
+    public static void Check(int code) { if (code != 0) throw new AttnException(code, Text(attn_last_error())); }
 
     public static string Text(IntPtr of)
     {
@@ -73,11 +66,7 @@ internal static class Native
 
     public static byte[] Utf8(string of) => of == null ? null : Encoding.UTF8.GetBytes(of + "\0");
 
-    public static long Get(ulong handle, Fact what)
-    {
-        Check(attn_get(handle, (int)what, out long value));
-        return value;
-    }
+    public static long Get(ulong handle, Fact what) { Check(attn_get(handle, (int)what, out long value)); return value; }
 }
 
 /// <summary>An open bundle. Threads may share it.</summary>

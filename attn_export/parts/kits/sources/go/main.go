@@ -3,7 +3,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"regexp"
@@ -34,12 +33,12 @@ func must[T any](value T, err error) T {
 
 func check(err error) { must(0, err) }
 
+// number reads a number, or gives -1.
 func number(text string) int64 {
-	value, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return -1
+	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return value
 	}
-	return value
+	return -1
 }
 
 func selfTest(folder string) bool {
@@ -54,7 +53,6 @@ func selfTest(folder string) bool {
 		fmt.Println(line)
 	}
 	fmt.Printf("%s: %d of %d passed, ONNX Runtime %s\n", bundle.Text(0), good, count, bundle.Text(1))
-	check(bundle.Close())
 	return good == count
 }
 
@@ -63,7 +61,9 @@ func readNpy(path string) (int, []int64, []byte) {
 	file := must(os.ReadFile(path))
 	found, end := []string(nil), 0
 	if bytes.HasPrefix(file, []byte("\x93NUMPY\x01")) && len(file) >= 10 {
-		end = min(10+int(binary.LittleEndian.Uint16(file[8:])), len(file))
+		end = 10 + int(file[8]) + 256*int(file[9])
+	}
+	if end > 0 && end <= len(file) {
 		found = header.FindStringSubmatch(string(file[10:end]))
 	}
 	if found == nil || types[found[1]] == 0 {
@@ -74,13 +74,6 @@ func readNpy(path string) (int, []int64, []byte) {
 		dims = append(dims, number(size))
 	}
 	return types[found[1]], dims, file[end:]
-}
-
-func min(a, b int) int {
-	if a < b {
-		return a
-	}
-	return b
 }
 
 func writeNpy(path string, dtype int, dims []int64, data []byte) {
@@ -122,7 +115,6 @@ func run(path string, batch int64, out string) {
 	check(err)
 	writeNpy(out, first.DType, sizes, values)
 	fmt.Printf("%s: %s %v\n", out, first.Name, sizes)
-	check(session.Close())
 }
 
 // setZeros sets the inputs that a session does not make to zeros, for some tokens.
@@ -142,6 +134,9 @@ func setZeros(bundle *attn.Bundle, session *attn.Session, tokens int64) {
 }
 
 func decode(tokens int64) {
+	if tokens < 1 {
+		check(fmt.Errorf("TOKENS is a number from 1"))
+	}
 	bundle := open("bundle", true)
 	if must(bundle.Get(attn.Cache)) == 0 {
 		fmt.Printf("%s has no KV cache: there is nothing to decode\n", bundle.Text(0))
@@ -161,7 +156,6 @@ func decode(tokens int64) {
 	}
 	each := time.Since(start).Seconds() * 1e3 / float64(tokens)
 	fmt.Printf("%d tokens: %.4f ms per token, %d held\n", tokens, each, must(session.Get(attn.Held)))
-	check(session.Close())
 }
 
 func generate(ids string, count int64) {
@@ -173,17 +167,12 @@ func generate(ids string, count int64) {
 	}
 	session := must(open("bundle", true).Session())
 	check(session.Start(prompt, count))
-	for {
-		token, more, err := session.Next()
+	for token, more, err := session.Next(); more || err != nil; token, more, err = session.Next() {
 		check(err)
-		if !more {
-			break
-		}
 		fmt.Print(between, token)
 		between = " "
 	}
 	fmt.Println()
-	check(session.Close())
 }
 
 func main() {

@@ -68,9 +68,7 @@ public final class AttnExport implements AutoCloseable {
         public Pointer data;
         public long bytes;
 
-        public String axis(int at) {
-            return axes[at] == null ? null : axes[at].getString(0, "UTF-8");
-        }
+        public String axis(int at) { return axes[at] == null ? null : axes[at].getString(0, "UTF-8"); }
     }
 
     private final long handle;
@@ -83,14 +81,10 @@ public final class AttnExport implements AutoCloseable {
         handle = made.getValue();
     }
 
-    public long get(int what) {
-        return get(handle, what);
-    }
+    public long get(int what) { return get(handle, what); }
 
     /** Returns the name of the bundle (0), or the version of ONNX Runtime (1). */
-    public String text(int what) {
-        return attn_text(handle, what);
-    }
+    public String text(int what) { return attn_text(handle, what); }
 
     /** Tells the inputs (INPUTS) or outputs (OUTPUTS). */
     public Value[] values(int kind) {
@@ -118,9 +112,7 @@ public final class AttnExport implements AutoCloseable {
 
     /** Closes the bundle; its sessions still work. */
     @Override
-    public void close() {
-        check(attn_close(handle));
-    }
+    public void close() { check(attn_close(handle)); }
 
     /** Inputs, outputs, and the caches in between. One thread at a time uses it. */
     public static final class Session implements AutoCloseable {
@@ -157,26 +149,16 @@ public final class AttnExport implements AutoCloseable {
             return arrays[at] = array;
         }
 
-        public long get(int what) {
-            return AttnExport.get(handle, what);
-        }
+        public long get(int what) { return AttnExport.get(handle, what); }
 
-        public void run() {
-            check(attn_run(handle));
-        }
+        public void run() { check(attn_run(handle)); }
 
         /** lengths: of each row its tokens without the padding on the right; none: all. */
-        public void prefill(long capacity, long... lengths) {
-            check(attn_prefill(handle, capacity, lengths.length == 0 ? null : lengths, lengths.length));
-        }
+        public void prefill(long capacity, long... lengths) { check(attn_prefill(handle, capacity, lengths.length == 0 ? null : lengths, lengths.length)); }
 
-        public void step() {
-            check(attn_step(handle));
-        }
+        public void step() { check(attn_step(handle)); }
 
-        public void rewind(long tokens) {
-            check(attn_rewind(handle, tokens));
-        }
+        public void rewind(long tokens) { check(attn_rewind(handle, tokens)); }
 
         public Session fork(long... rows) {
             LongByReference made = new LongByReference();
@@ -221,8 +203,6 @@ public final class AttnExport implements AutoCloseable {
         }
 
         @Override
-        public void close() {
-            check(attn_close(handle));
-        }
+        public void close() { check(attn_close(handle)); }
     }
 }

@@ -28,7 +28,8 @@ type Error struct {
 	Text string
 }
 
-func (e *Error) Error() string { return e.Text }
+func (e *Error) Error() string                 { return e.Text }
+func wrong(format string, values ...any) error { return &Error{2, fmt.Sprintf(format, values...)} }
 
 // call makes a call in one thread, because the library keeps an error for the thread that failed.
 func call(function func() C.int) error {
@@ -44,10 +45,9 @@ func call(function func() C.int) error {
 type handle struct{ number C.attn_handle }
 
 // Get tells a number of a bundle or a session.
-func (h *handle) Get(what int) (int64, error) {
-	var value C.int64_t
-	err := call(func() C.int { return C.attn_get(h.number, C.int32_t(what), &value) })
-	return int64(value), err
+func (h *handle) Get(what int) (value int64, err error) {
+	err = call(func() C.int { return C.attn_get(h.number, C.int32_t(what), (*C.int64_t)(&value)) })
+	return
 }
 
 // Close closes it; it is an error while another goroutine uses it.
@@ -141,16 +141,19 @@ type Number interface {
 	float32 | float64 | int64 | int32 | uint32 | uint64 | uint16 | byte
 }
 
+func size[T Number]() int64 {
+	var zero T
+	return int64(unsafe.Sizeof(zero))
+}
+
 // find returns the index of a value whose elements are as large, or bytes.
 func find[T Number](values []Value, name string) (int, error) {
-	var zero T
-	size := int(unsafe.Sizeof(zero))
 	for at, value := range values {
-		if value.Name == name && (size == 1 || size == value.ElementBytes) {
+		if value.Name == name && (size[T]() == 1 || size[T]() == int64(value.ElementBytes)) {
 			return at, nil
 		}
 	}
-	return 0, &Error{2, fmt.Sprintf("there is no %s of elements of %d bytes", name, size)}
+	return 0, wrong("there is no %s of elements of %d bytes", name, size[T]())
 }
 
 // SetInput makes an input of zeros; the elements that it returns are read at each run.
@@ -159,11 +162,10 @@ func SetInput[T Number](s *Session, name string, dims []int64) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw := C.attn_value{dtype: C.int32_t(s.inputs[at].DType), rank: C.int32_t(len(dims))}
-	count := int64(s.inputs[at].ElementBytes)
+	count, raw := int64(s.inputs[at].ElementBytes), C.attn_value{dtype: C.int32_t(s.inputs[at].DType), rank: C.int32_t(len(dims))}
 	for i := range dims {
 		if i >= len(raw.dims) || dims[i] < 0 || (dims[i] > 0 && count > (1<<40)/dims[i]) {
-			return nil, &Error{2, fmt.Sprintf("%s cannot have the sizes %v", name, dims)}
+			return nil, wrong("%s cannot have the sizes %v", name, dims)
 		}
 		raw.dims[i], count = C.int64_t(dims[i]), count*dims[i]
 	}
@@ -174,14 +176,12 @@ func SetInput[T Number](s *Session, name string, dims []int64) ([]T, error) {
 	}
 	C.free(s.arrays[at])
 	s.arrays[at] = raw.data
-	var zero T
-	return unsafe.Slice((*T)(raw.data), count/int64(unsafe.Sizeof(zero))), nil
+	return unsafe.Slice((*T)(raw.data), count/size[T]()), nil
 }
 
 // Output tells an output of the last run, in place: its sizes and elements, valid until the next run.
 func Output[T Number](s *Session, name string) ([]int64, []T, error) {
 	var raw C.attn_value
-	var zero T
 	at, err := find[T](s.outputs, name)
 	if err == nil {
 		err = call(func() C.int { return C.attn_output(s.number, C.int64_t(at), &raw) })
@@ -189,8 +189,7 @@ func Output[T Number](s *Session, name string) ([]int64, []T, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	dims := unsafe.Slice((*int64)(&raw.dims[0]), int(raw.rank))
-	return append([]int64{}, dims...), unsafe.Slice((*T)(raw.data), int64(raw.bytes)/int64(unsafe.Sizeof(zero))), nil
+	return append([]int64{}, unsafe.Slice((*int64)(&raw.dims[0]), int(raw.rank))...), unsafe.Slice((*T)(raw.data), int64(raw.bytes)/size[T]()), nil
 }
 
 func numbers(of []int64) (*C.int64_t, C.int64_t) {
@@ -205,8 +204,8 @@ func (s *Session) Run() error  { return call(func() C.int { return C.attn_run(s.
 func (s *Session) Step() error { return call(func() C.int { return C.attn_step(s.number) }) }
 
 // Rewind drops the last tokens of each row.
-func (s *Session) Rewind(tokens int64) error {
-	return call(func() C.int { return C.attn_rewind(s.number, C.int64_t(tokens)) })
+func (s *Session) Rewind(n int64) error {
+	return call(func() C.int { return C.attn_rewind(s.number, C.int64_t(n)) })
 }
 
 // Prefill runs the first tokens; lengths are those of each row without its padding, nil: all.
@@ -229,11 +228,10 @@ func (s *Session) Start(ids []int64, count int64) error {
 }
 
 // Next makes the next token; it returns whether there was one.
-func (s *Session) Next() (int64, bool, error) {
-	var token C.int64_t
-	err := call(func() C.int { return C.attn_next(s.number, &token) })
+func (s *Session) Next() (token int64, more bool, err error) {
+	err = call(func() C.int { return C.attn_next(s.number, (*C.int64_t)(&token)) })
 	if ended, is := err.(*Error); is && ended.Code == 1 {
 		return 0, false, nil
 	}
-	return int64(token), err == nil, err
+	return token, err == nil, err
 }

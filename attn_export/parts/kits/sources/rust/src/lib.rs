@@ -1,10 +1,10 @@
 //! A bundle in ONNX Runtime, through the C library in `library/`; `attn_export.h` is its reference.
-use std::ffi::{c_char, c_void, CStr, CString};
+use std::ffi::{CStr, CString};
+use std::os::raw::{c_char, c_void};
 use std::{fmt, mem, ptr, slice};
 
 const VERSION: u32 = 1;
 /// What `get` tells.
-#[repr(i32)]
 pub enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Held = 16, Copied = 17 }
 
 #[repr(C)]
@@ -93,6 +93,7 @@ impl Bundle {
     pub fn get(&self, what: Fact) -> Result<i64> { get(self.0, what) }
     pub fn name(&self) -> String { text(unsafe { attn_text(self.0, 0) }) }
     pub fn runtime_version(&self) -> String { text(unsafe { attn_text(self.0, 1) }) }
+    /// Tells the inputs; `outputs` the outputs.
     pub fn inputs(&self) -> Result<Vec<Value>> { (0..self.get(Fact::Inputs)?).map(|index| self.value(0, index)).collect() }
     pub fn outputs(&self) -> Result<Vec<Value>> { (0..self.get(Fact::Outputs)?).map(|index| self.value(1, index)).collect() }
     fn value(&self, kind: i32, index: i64) -> Result<Value> {
@@ -115,18 +116,14 @@ impl Bundle {
     }
 }
 
-impl Drop for Bundle {
-    fn drop(&mut self) { unsafe { attn_close(self.0); } }
-}
+impl Drop for Bundle { fn drop(&mut self) { unsafe { attn_close(self.0); } } }
 
 /// What an input points to. It is reached through this pointer alone.
 struct Array { data: *mut c_void, count: usize, element: usize, free: unsafe fn(*mut c_void, usize) }
 
 unsafe fn free<T>(data: *mut c_void, count: usize) { drop(Box::from_raw(ptr::slice_from_raw_parts_mut(data as *mut T, count))) }
 
-impl Drop for Array {
-    fn drop(&mut self) { unsafe { (self.free)(self.data, self.count) } }
-}
+impl Drop for Array { fn drop(&mut self) { unsafe { (self.free)(self.data, self.count) } } }
 
 /// Inputs, outputs, and the caches in between.
 pub struct Session { handle: u64, inputs: Vec<Value>, outputs: Vec<Value>, arrays: Vec<Option<Array>> }
@@ -185,9 +182,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
-    fn drop(&mut self) { unsafe { attn_close(self.handle); } }
-}
+impl Drop for Session { fn drop(&mut self) { unsafe { attn_close(self.handle); } } }
 
 pub struct Tokens<'a>(&'a mut Session);
 

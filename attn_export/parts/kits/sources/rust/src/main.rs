@@ -14,8 +14,7 @@ fn wrong(text: impl Into<String>) -> Error {
 
 fn open(folder: Option<&String>, spin: bool) -> Result<Bundle> {
     let ort = std::env::var("ORT_DYLIB_PATH").ok();
-    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/bundle");
-    Bundle::open(folder.map_or(own, |folder| folder), ort.as_deref(), 0, spin)
+    Bundle::open(folder.map_or("bundle", |folder| folder), ort.as_deref(), 0, spin)
 }
 
 fn self_test(folder: Option<&String>) -> Result<bool> {
