@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 from native_kits import DIALECT, call
 from readmes import commands
 from shared import once
-from test_native_kits import small_bundle
+from test_native_kits import SANITIZERS, sanitized_kit, small_bundle
+from test_native_kits import run as run_sanitized
 
 from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import ORT_PLACEHOLDER, write_kit
@@ -21,6 +23,7 @@ from attn_export.tensorproto import CODES, DTYPES
 
 BINDINGS = ("rust", "go", "java", "csharp")
 ENVIRONMENT = {**os.environ, "CARGO_NET_OFFLINE": "true", "GOFLAGS": "-mod=mod", "GOPROXY": "off"}
+FUZZ = Path(__file__).with_name("fuzz_abi.c")
 CHECKS = Path(__file__).with_name("bindings")
 """Programs that say what the library gives to a program in each language."""
 
@@ -114,6 +117,27 @@ def check_program(language: str) -> list[str]:
         "java": ["java", "-cp", f"{made}:{kit}/build:/usr/share/java/jna.jar", "Check"],
         "csharp": ["mono", f"{made}/check.exe"],
     }[language]
+
+
+# -- random calls ---------------------------------------------------------------------------------
+
+
+def fuzzed(name: str, seed: int, calls: int) -> dict[int, int]:
+    """Return how often each code came in random calls; a sanitizer must find nothing."""
+    kit = sanitized_kit("c", name)
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        built = run(folder, [
+            "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", *SANITIZERS.split(), f"-I{kit}/src",
+            FUZZ, f"-L{kit}/build", f"-Wl,-rpath,{kit}/build", "-lattn_export", "-o", "fuzz",
+        ])  # fmt: skip
+        assert built.returncode == 0, built.stderr
+
+    folder = once(f"fuzz-abi/{name}", make)
+    done = run_sanitized(folder / "fuzz", small_bundle(name), str(seed), str(calls), seconds=600)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return {int(code): int(n) for code, n in re.findall(r"(\d+):(\d+)", done.stdout.decode())}
 
 
 # -- the library in this process ---------------------------------------------------------------

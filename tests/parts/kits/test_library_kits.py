@@ -13,6 +13,7 @@ from library_kits import (
     Library,
     binding_kit,
     check_program,
+    fuzzed,
     library_kit,
     program,
     run,
@@ -20,14 +21,11 @@ from library_kits import (
 )
 from native_corpus import FILES, Broken, broken_bundles, broken_copy
 from readmes import blocks, commands
-from shared import once
-from test_native_kits import SANITIZERS, cases_of, has_sanitizers, sanitized_kit, small_bundle
-from test_native_kits import run as run_sanitized
+from test_native_kits import cases_of, has_sanitizers, small_bundle
 
 from attn_export import DecodeSession
 from attn_export.parts.kits.kit import LANGUAGES
 
-FUZZ = Path(__file__).with_name("fuzz_abi.c")
 HEADER = Path(__file__).parents[3] / "attn_export/parts/kits/sources/c/src/attn_export.h"
 MOST_GROWN = {"rust": 2048, "go": 4096, "java": 24576, "csharp": 4096}
 """KiB of memory that 10,000 steps may add: machines that collect garbage grow by themselves."""
@@ -223,21 +221,3 @@ def test_calls_at_random_are_no_crash(tmp_path: Path, request: pytest.FixtureReq
         is_required = "c" in request.config.getoption("--require")
         (pytest.fail if is_required else pytest.skip)("the compiler has no sanitizers")
     assert fuzzed("in-place", seed=1, calls=1500)[3] > 0
-
-
-def fuzzed(name: str, seed: int, calls: int) -> dict[int, int]:
-    """Return how often each code came in random calls; a sanitizer must find nothing."""
-    kit = sanitized_kit("c", name)
-
-    def make(folder: Path) -> None:
-        folder.mkdir()
-        built = run(folder, [
-            "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", *SANITIZERS.split(), f"-I{kit}/src",
-            FUZZ, f"-L{kit}/build", f"-Wl,-rpath,{kit}/build", "-lattn_export", "-o", "fuzz",
-        ])  # fmt: skip
-        assert built.returncode == 0, built.stderr
-
-    folder = once(f"fuzz-abi/{name}", make)
-    done = run_sanitized(folder / "fuzz", small_bundle(name), str(seed), str(calls), seconds=600)
-    assert (done.returncode, done.stderr) == (0, b"")
-    return {int(code): int(n) for code, n in re.findall(r"(\d+):(\d+)", done.stdout.decode())}
