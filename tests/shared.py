@@ -58,7 +58,7 @@ def missing(name: str) -> str | None:
         return runtime(name).unavailable()
     except UsageError as error:  # no runtime, or that of a part which is not there
         installer = module_of(name, {n: m for part in parts() for n, m in part.installs.items()})
-        return str(error) if installer is None else installer.not_ready()
+        return str(error) if installer is None else installer.not_ready(name)
 
 
 def always() -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from attn_export.errors import RuntimeFailure
 from attn_export.output_folder import take_place
-from attn_export.runtimes.install import pip_command
+from attn_export.runtimes.install import SYSTEM_PACKAGES, pip_command
 from attn_export.temp_folders import folder_beside
 
 VARIABLE = "ATTN_EXPORT_RUNTIMES"
@@ -122,6 +123,26 @@ def run_command(
         quoted = found[0] if found else lines[0]
         raise RuntimeFailure(f"{failure}: {' '.join(quoted.split())}")
     return completed.stdout
+
+
+def apt_install(packages: Sequence[str], problem: str, say: Say, *, otherwise: str = "") -> None:
+    """Install packages of Debian, as root and if the user allows it.
+
+    `problem`: What is missing. `otherwise`: What else the user may do.
+    """
+    command = ("apt-get", "install", "-y", "--no-install-recommends", *packages)
+    by_hand = f"{problem}; run: {' '.join(command)}{otherwise}"
+    if SYSTEM_PACKAGES not in sys.argv[1:]:
+        raise RuntimeFailure(f"{by_hand}, or let it be installed, as root, by {SYSTEM_PACKAGES}")
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise RuntimeFailure(by_hand)
+    say(f"apt-get install {' '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for each in (("apt-get", "update"), command):
+        try:
+            run_command(each, f"{' '.join(each)} failed", "^E:.*", environment=environment)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"{error}; {by_hand}") from error
 
 
 def download_wheels(wheels: Mapping[str, str], folder: Path, *options: str) -> list[Path]:

@@ -88,7 +88,7 @@ def install(_name: str, say: Say) -> None:
             (new / name).write_text("no library: a dry run has no cuDNN\n")
 
 
-def not_ready() -> str:
+def not_ready(_name: str = "") -> str:
     """Return the reason that no dry run is possible here, with the remedy, or ""."""
     provider = _provider()
     if provider is None:

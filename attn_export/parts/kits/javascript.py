@@ -18,6 +18,7 @@ from pathlib import Path
 from attn_export.errors import RuntimeFailure
 from attn_export.parts.installing import (
     Say,
+    apt_install,
     digest,
     home,
     missing,
@@ -27,7 +28,6 @@ from attn_export.parts.installing import (
 )
 from attn_export.parts.kits.program import ProgramRuntime
 from attn_export.parts.kits.source_folders import HARNESS, KITS
-from attn_export.runtimes.install import SYSTEM_PACKAGES
 from attn_export.runtimes.protocol import Runtime
 
 # -- the installation of their programs ---------------------------------------------------------
@@ -40,7 +40,6 @@ _OLDEST_NODE = 18
 _NODE_MISSING = f"node is not installed; apt-get install nodejs npm ({_OLDEST_NODE} or newer)"
 _NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
-APT = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
 ERROR = "^(npm error|npm ERR!|E:).*"
 
 PROGRAMS: Mapping[str, tuple[str, Sequence[str], str, Sequence[str]]] = {
@@ -156,18 +155,8 @@ def _check_node() -> None:
 def _install_chromium(say: Say) -> None:
     if os.environ.get("CHROME_PATH"):
         raise RuntimeFailure(_missing_browser())
-    by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
-    if SYSTEM_PACKAGES not in sys.argv[1:]:
-        raise RuntimeFailure(f"{by_hand}, or let it be installed, as root, by --system-packages")
-    if os.geteuid() != 0 or shutil.which(APT[0]) is None:
-        raise RuntimeFailure(by_hand)
-    say("apt-get install chromium")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (("apt-get", "update"), APT):
-        try:
-            run_command(command, f"{' '.join(command)} failed", ERROR, environment=environment)
-        except RuntimeFailure as error:
-            raise RuntimeFailure(f"{error}; {by_hand}") from error
+    otherwise = ", or name one in CHROME_PATH"
+    apt_install(("chromium",), "there is no Chromium", say, otherwise=otherwise)
 
 
 # -- the runtimes -------------------------------------------------------------------------------

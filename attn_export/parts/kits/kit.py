@@ -58,16 +58,43 @@ ORT_PLACEHOLDER = "/path/to/onnxruntime"
 PACKAGE = "../../.."
 """The folder of the package, relative to `KITS`."""
 
-_CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
+_ROOT = f"-DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
+_BUILD = (f"cmake -S . -B build {_ROOT}", "cmake --build build", "build/self_test")
+_BUILD_LIBRARY = (f"cmake -S library -B library/build {_ROOT}", "cmake --build library/build")
+
+
+def _library(folder: str, test: tuple[str, ...], **sources: str) -> _Language:
+    """Return a language whose kit has the library of the kit in C in a folder."""
+    library = {"c/CMakeLists.txt": "CMakeLists.txt", "c/src": "src", "core": "core"}
+    folders = {source: f"{folder}/{target}" for source, target in library.items()}
+    return _Language({**folders, "bindings": ".", **sources}, _ORT_FIRST, frozenset(), test)
+
 
 LANGUAGES: Mapping[str, _Language] = {
     "c": _Language(
         {"c": ".", "core": "core"}, _ORT_FIRST, frozenset(),
-        (_CONFIGURE, "cmake --build build", "build/self_test"),
+        _BUILD,
     ),
     "cpp": _Language(
         {"cpp": ".", "core": "core"}, _ORT_FIRST, frozenset(),
-        (_CONFIGURE, "cmake --build build", "build/self_test"),
+        _BUILD,
+    ),
+    "library": _library(".", _BUILD),
+    "rust": _library(
+        "library", (*_BUILD_LIBRARY, "cargo run --release -- self-test"), rust=".",
+    ),
+    "go": _library("library", (*_BUILD_LIBRARY, "go build -o attn .", "./attn self-test"), go="."),
+    "java": _library(
+        "library",
+        (*_BUILD_LIBRARY, "javac -d build -cp /usr/share/java/jna.jar AttnExport.java Attn.java",
+         "java -cp build:/usr/share/java/jna.jar Attn self-test"),
+        java=".",
+    ),
+    "csharp": _library(
+        "library",
+        (*_BUILD_LIBRARY, "cp library/build/libattn_export.so .",
+         "mcs -out:attn.exe AttnExport.cs Attn.cs", "mono attn.exe self-test"),
+        csharp=".",
     ),
     "node": _Language(
         {"node": ".", "js": "src"}, _ORT_FIRST, BFLOAT16,
@@ -125,6 +152,7 @@ def write_kit(
     if not index.cases:
         raise UsageError(f"{bundle} has no case that is stored whole, which kits test")
     context = _facts(manifest, index, spec, graph, decode)
+    context["language"] = language
     context["ids"] = _ids(manifest, read_generation(bundle).ends)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
@@ -318,6 +346,7 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
 def copy_sources(language: _Language, folder: Path) -> None:
     """Copy the files of a kit without rendering templates."""
     for source, target in language.folders.items():
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
         if (KITS / source).is_file():
             shutil.copyfile(KITS / source, folder / target)
         else:

@@ -78,7 +78,7 @@ def not_ready(name: str) -> str:
 
 def sources_of(name: str) -> list[Path]:
     """Return the source files of the program of a runtime."""
-    modules = ("cache", "model", *(("tensor", "core") if name == "cpp" else ()))
+    modules = ("cache", "model", *(("tensor", "core") if name == "cpp" else ("ort_library",)))
     files = (f"src/{module}.{suffix}" for module in modules for suffix in (name, "h"))
     kit = [path for file in ("CMakeLists.txt", *files) if (path := KITS / name / file).is_file()]
     kit += sorted(path for path in (KITS / "core").iterdir() if path.is_file())

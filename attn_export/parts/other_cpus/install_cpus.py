@@ -118,7 +118,7 @@ def _install_compiler(say: Say) -> None:
         _link_library(new / ORT / "lib")
 
 
-def not_ready() -> str:
+def not_ready(_name: str = "") -> str:
     """Return the reason that the compiler for arm64 is not installed, or ""."""
     return missing(ARM64_COMPILER, home() / ARM64_COMPILER / TOOLCHAIN, SOURCES.iterdir())
 

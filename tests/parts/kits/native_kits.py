@@ -57,7 +57,8 @@ def compile_and_run(
     call(
         compiler, "-Wall", "-Wextra", "-Werror", f"-I{kit / 'src'}", f"-I{kit / 'core'}", source,
         *built,
-        f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lonnxruntime", "-lm", "-o", folder / "mine",
+        f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(["-lonnxruntime"] if kind == "cpp" else []),
+        "-lm", "-o", folder / "mine",
         cwd=folder,
     )  # fmt: skip
     return subprocess.run([folder / "mine"], cwd=kit, capture_output=True, text=True)

@@ -26,6 +26,7 @@ from native_kits import DIALECT, compile_kit
 from shared import bundle_of, extended, once
 
 from attn_export.bundle.golden import INDEX
+from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
 
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
@@ -92,11 +93,18 @@ def has_sanitizers(kind: str, folder: Path) -> bool:
     return built and subprocess.run([folder / "nothing"], check=False).returncode == 0
 
 
-def run(program: Path, bundle: Path) -> subprocess.CompletedProcess[bytes]:
+def run(
+    program: Path, bundle: Path, *words: str, seconds: float = SECONDS
+) -> subprocess.CompletedProcess[bytes]:
     options = f"exitcode={REPORTED}:detect_leaks=0:max_allocation_size_mb=1024"
-    env = os.environ | {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": f"exitcode={REPORTED}"}
+    options += ":allocator_may_return_null=1" if words else ""
+    env = os.environ | {
+        "ASAN_OPTIONS": options, "UBSAN_OPTIONS": f"exitcode={REPORTED}",
+        # The sanitizer's dlopen knows nothing of where the program was told to look.
+        "LD_LIBRARY_PATH": str(home() / "onnxruntime" / "lib"),
+    }  # fmt: skip
     return subprocess.run(
-        [program, bundle], capture_output=True, env=env, timeout=SECONDS, check=False
+        [program, bundle, *words], capture_output=True, env=env, timeout=seconds, check=False
     )
 
 

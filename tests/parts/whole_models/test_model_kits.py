@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from library_kits import BINDINGS, binding_kit, program
 from native_kits import compile_kit
 from shared import extended, once
 from tiny_decoders import MOST, built, by_bytes
@@ -49,6 +50,7 @@ GENERATE = {
     "node": ["node", "src/generate.mjs"],
     "web": ["node", "generate.mjs"],
     "python": [*PYTHON, "attn_kit.generation"],
+    **{name: ["generate"] for name in BINDINGS},
 }
 NEEDS = {"web": "wasm", "python": "ort-cpu"}
 """The runtimes of kits that have another name."""
@@ -63,6 +65,11 @@ def kit_of_model(language: str, kind: str, most: int = MOST) -> Path:
         write_kit(language, bundle, kit)
         if language in ("c", "cpp"):
             compile_kit(language, kit, "Debug")
+        elif language in BINDINGS:
+            build = kit_of_model("c", kind, most) / "build"
+            (kit / "library" / "build").symlink_to(build)
+            if language == "csharp":
+                (kit / "attn.exe").symlink_to(binding_kit(language) / "attn.exe")
         elif language != "python":
             (kit / "node_modules").symlink_to(home() / language / "node_modules")
 
@@ -71,6 +78,13 @@ def kit_of_model(language: str, kind: str, most: int = MOST) -> Path:
 
 def run(kit: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=kit, capture_output=True, text=True)
+
+
+def generate(language: str, kit: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program of a kit; those of bindings are compiled once, for another bundle."""
+    library = f"LD_LIBRARY_PATH={kit / 'library' / 'build'}"
+    made = ["env", library, *program(language)] if language in BINDINGS else []
+    return run(kit, *made, *GENERATE[language], *words)
 
 
 def programs() -> Iterator[Any]:
@@ -94,7 +108,7 @@ def test_a_kit_passes_and_generates_the_tokens_of_a_session(language, kind, most
     for prompt in ("1,2,3", "5,6,7")[: 1 if most == MOST else 2]:
         ids = np.array([list(map(int, prompt.split(",")))])
         tokens = [int(row[0]) for row in session.generate(ids, count, stop=[2])]
-        done = run(kit, *GENERATE[language], prompt, str(count))
+        done = generate(language, kit, prompt, str(count))
         assert (done.stdout.split(), done.stderr) == (list(map(str, tokens)), "")
         found.append(len(tokens))
     assert max(found) == count
@@ -125,7 +139,7 @@ def test_a_kit_of_a_large_model_tests_the_cases_that_are_stored_whole(tmp_path):
 )
 def test_what_a_model_does_not_take_is_one_line(language, words, says, need):
     need(NEEDS.get(language, language))
-    done = run(kit_of_model(language, "mistral"), *GENERATE[language], *words)
+    done = generate(language, kit_of_model(language, "mistral"), *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1

@@ -46,6 +46,14 @@ bool fail(Error *error, const char *format, ...) {
     return false;
 }
 
+void write_line(char *line, size_t size, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    vsnprintf(line, size, format, values);
+    va_end(values);
+    make_printable(line);
+}
+
 void print_line(FILE *to, const char *format, ...) {
     char line[1024];
     va_list values;

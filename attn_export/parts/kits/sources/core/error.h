@@ -18,6 +18,8 @@ typedef struct {
 /* Sets the message and returns false, for `return fail(error, ...)`. */
 bool fail(Error *error, const char *format, ...) PRINTF_LIKE(2, 3);
 
+/* Writes one line to a buffer, without a newline. */
+void write_line(char *line, size_t size, const char *format, ...) PRINTF_LIKE(3, 4);
 /* Prints one line. Control characters, which names in files may contain, are printed as "?". */
 void print_line(FILE *to, const char *format, ...) PRINTF_LIKE(2, 3);
 

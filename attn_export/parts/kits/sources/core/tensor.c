@@ -13,26 +13,34 @@ static char *copy_text(const char *text) {
 
 /* -- allocation -------------------------------------------------------------------------- */
 
-bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
-                Error *error) {
-    *tensor = (Tensor){0};
-    if (rank > MAX_RANK) {
-        return fail(error, "%.60s has %zu axes; %d are the most", name, rank, MAX_RANK);
-    }
-    size_t bytes = element_bytes(dtype);
-    if (bytes == 0) return fail(error, "%.60s is of the unknown type %d", name, dtype);
+bool bytes_of(const char *name, int dtype, size_t rank, const int64_t *dims, size_t *bytes,
+              Error *error) {
     bool empty = false;
+    *bytes = element_bytes(dtype);
+    if (*bytes == 0) return fail(error, "%.60s is of the unknown type %d", name, dtype);
     for (size_t axis = 0; axis < rank; axis++) {
         if (dims[axis] < 0) return fail(error, "%.60s has a negative size", name);
         empty = empty || dims[axis] == 0;
     }
     for (size_t axis = 0; axis < rank && !empty; axis++) {
         size_t size = (size_t)dims[axis];
-        if (bytes > SIZE_MAX / 2 / size) return fail(error, "%.60s is too large", name);
-        bytes *= size;
+        if (*bytes > SIZE_MAX / 2 / size) return fail(error, "%.60s is too large", name);
+        *bytes *= size;
     }
+    if (empty) *bytes = 0;
+    return true;
+}
+
+bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
+                Error *error) {
+    *tensor = (Tensor){0};
+    if (rank > MAX_RANK) {
+        return fail(error, "%.60s has %zu axes; %d are the most", name, rank, MAX_RANK);
+    }
+    size_t bytes;
+    if (!bytes_of(name, dtype, rank, dims, &bytes, error)) return false;
     tensor->name = copy_text(name);
-    tensor->data = calloc(1, empty ? 1 : bytes);
+    tensor->data = calloc(1, bytes > 0 ? bytes : 1);
     if (tensor->name == NULL || tensor->data == NULL) {
         free(tensor->name);
         free(tensor->data);

@@ -27,6 +27,9 @@ typedef struct {
     void (*release)(void *owner);
 } Tensor;
 
+/* Sets the number of bytes of a tensor. Returns false for sizes that no tensor has. */
+bool bytes_of(const char *name, int dtype, size_t rank, const int64_t *dims, size_t *bytes,
+              Error *error);
 /* Allocates a tensor of zeros. */
 bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
                 Error *error);

@@ -54,6 +54,7 @@ typedef struct {
     const Case *cases;
     size_t case_count;
     Ids ids;
+    bool knows_mask; /* whether attn_mask means what this project says: True, or 0 to add, is seen */
     const Case *replay; /* the case that is also run token by token, or NULL */
 } Bundle;
 

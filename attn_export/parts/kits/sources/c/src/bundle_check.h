@@ -15,4 +15,7 @@ bool bundle_path(const char *bundle, const char *name, char *path, size_t size, 
  */
 bool case_fits(const char *folder, const Tensor *inputs, const Tensor *truths, Error *error);
 
+/* Checks the same of the inputs of a run, whose axes are in the order of the graph. */
+bool inputs_fit(const Tensor *inputs, Error *error);
+
 #endif

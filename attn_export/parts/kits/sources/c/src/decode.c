@@ -4,31 +4,17 @@
  *
  *     decode [TOKENS [BUNDLE]]
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "steps.h"
+#include "attn_export.h"
 
 enum { PROMPT = 8, TOKENS = 64, MOST_TOKENS = 1 << 20 };
-
-/* Returns the value of an element: masks have no effect, positions count, states are random. */
-static double value_of(const Tensor *tensor, size_t at, Step step) {
-    if (tensor->dtype == BOOL) return 1;
-    if (strcmp(tensor->name, "position_ids") == 0) {
-        return (double)(step.held + (int64_t)at % step.new_tokens);
-    }
-    if (!is_floating(tensor->dtype) || strcmp(tensor->name, "attn_mask") == 0) return 0;
-    return (rand() % 129 - 64) / 64.0;
-}
-
-static void fill(Tensor *tensor, Step step, const void *context) {
-    (void)context;
-    for (size_t at = 0; at < tensor_count(tensor); at++) {
-        tensor_set(tensor, at, value_of(tensor, at, step));
-    }
-}
+/* ROOM: tokens in the cache after the prompt; then this example goes back to the prompt. */
+enum { ROOM = 64, MOST_INPUTS = 64, FLOAT32 = 1, BOOL = 9 };
 
 static double now_ms(void) {
     struct timespec now;
@@ -36,21 +22,58 @@ static double now_ms(void) {
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-static bool run(Decode *decode, int64_t tokens, Error *error) {
-    int64_t capacity = PROMPT + tokens;
+/* Random numbers; of types that C has no name for, zeros. */
+static void fill(const attn_value *value) {
+    float *data = value->data;
+    for (int64_t at = 0; value->dtype == FLOAT32 && at < value->bytes / 4; at++) {
+        data[at] = (float)(rand() % 129 - 64) / 64;
+    }
+}
+
+/* Sets the inputs that a session does not make itself, for some tokens. */
+static int set_inputs(attn_handle bundle, attn_handle session, int64_t tokens, void **arrays) {
+    int64_t count = 0;
+    int code = attn_get(bundle, ATTN_INPUTS, &count);
+    for (int64_t i = 0; i < count && i < MOST_INPUTS && code == ATTN_OK; i++) {
+        attn_value value;
+        code = attn_describe(bundle, ATTN_INPUTS, i, &value);
+        if (code != ATTN_OK || !value.needed) continue;
+        value.bytes = value.element_bytes;
+        for (int32_t at = 0; at < value.rank; at++) {
+            bool of_tokens = value.axes[at] != NULL && strcmp(value.axes[at], "query_len") == 0;
+            if (value.dims[at] < 0) value.dims[at] = of_tokens ? tokens : 1;
+            value.bytes *= value.dims[at];
+        }
+        value.data = arrays[i] = realloc(arrays[i], (size_t)value.bytes + 1);
+        if (value.data == NULL) return ATTN_MEMORY;
+        memset(value.data, value.dtype == BOOL, (size_t)value.bytes);
+        fill(&value);
+        code = attn_set_input(session, i, &value);
+    }
+    return code;
+}
+
+static int run(attn_handle bundle, attn_handle session, int64_t tokens, void **arrays) {
     double start = now_ms();
-    if (!decode_step(decode, (Step){PROMPT, 0, capacity}, fill, NULL, error)) return false;
+    int64_t in_place = 0;
+    int code = set_inputs(bundle, session, PROMPT, arrays);
+    if (code == ATTN_OK) code = attn_prefill(session, PROMPT + ROOM, NULL, 0);
+    if (code == ATTN_OK) code = attn_get(bundle, ATTN_CACHE, &in_place);
+    if (code == ATTN_OK) code = set_inputs(bundle, session, 1, arrays);
+    if (code != ATTN_OK) return code;
     printf("prompt of %d tokens: %.3f ms\n", PROMPT, now_ms() - start);
     start = now_ms();
-    for (int64_t held = PROMPT; held < capacity; held++) {
-        if (!decode_step(decode, (Step){1, held, capacity}, fill, NULL, error)) return false;
-        /* Your program would use tensor_find(decode->outputs, …, "output") here. */
+    for (int64_t made = 0; made < tokens && code == ATTN_OK; made++) {
+        /* Your program would write the next token into its array here, */
+        if (made > 0 && made % ROOM == 0) code = attn_rewind(session, ROOM);
+        if (code == ATTN_OK) code = attn_step(session);
+        /* and use attn_output() here. */
     }
-    print_line(stdout, "%lld tokens: %.3f ms per token, cache %s; %.200s", (long long)tokens,
-               (now_ms() - start) / (double)tokens,
-               BUNDLE.bound_count > 0 ? "written in place" : "fed back",
-               BUNDLE.decode != NULL ? BUNDLE.decode : BUNDLE.graph);
-    return true;
+    if (code == ATTN_OK) {
+        printf("%lld tokens: %.3f ms per token, cache %s\n", (long long)tokens,
+               (now_ms() - start) / (double)tokens, in_place == 2 ? "written in place" : "fed back");
+    }
+    return code;
 }
 
 int main(int argc, char **argv) {
@@ -59,15 +82,21 @@ int main(int argc, char **argv) {
         fprintf(stderr, "decode: give a number of tokens from 1 to %d\n", MOST_TOKENS);
         return 2;
     }
-    if (BUNDLE.cache == NO_CACHE) {
-        print_line(stdout, "%.200s has no KV cache: there is nothing to decode", BUNDLE.name);
-        return 0;
+    const char *folder = argc > 2 ? argv[2] : BUNDLE_FOLDER;
+    void *arrays[MOST_INPUTS] = {0};
+    attn_handle bundle = 0, session = 0;
+    int64_t cache = 0;
+    int code = attn_open(ATTN_ABI_VERSION, folder, getenv("ORT_DYLIB_PATH"), 0, 1, &bundle);
+    if (code == ATTN_OK) code = attn_get(bundle, ATTN_CACHE, &cache);
+    if (code == ATTN_OK && cache == 0) {
+        printf("%.200s has no KV cache: there is nothing to decode\n", attn_text(bundle, ATTN_NAME));
+    } else {
+        if (code == ATTN_OK) code = attn_session(bundle, &session);
+        if (code == ATTN_OK) code = run(bundle, session, tokens, arrays);
     }
-    Decode decode;
-    Error error;
-    bool decoded = decode_open(argc > 2 ? argv[2] : BUNDLE_FOLDER, &decode, &error) &&
-                   run(&decode, tokens, &error);
-    decode_close(&decode);
-    if (!decoded) print_line(stderr, "decode: %s", error.text);
-    return decoded ? 0 : 2;
+    if (code != ATTN_OK) fprintf(stderr, "decode: %s\n", attn_last_error());
+    attn_close(session);
+    attn_close(bundle);
+    for (int i = 0; i < MOST_INPUTS; i++) free(arrays[i]);
+    return code == ATTN_OK ? 0 : 2;
 }

@@ -3,14 +3,16 @@
  *
  *     generate ID,ID,... [TOKENS [BUNDLE]]
  */
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tokens.h"
+#include "attn_export.h"
 
 /* Reads ids with commas between them; what is no id is -1. Returns their number. */
-static size_t read_ids(const char *text, int64_t *ids) {
-    size_t count = 0;
+static int64_t read_ids(const char *text, int64_t *ids) {
+    int64_t count = 0;
     while (*text != '\0') {
         char *end = NULL;
         long long id = strtoll(text, &end, 10);
@@ -22,10 +24,16 @@ static size_t read_ids(const char *text, int64_t *ids) {
     return count;
 }
 
-static void print_token(int64_t token, void *between) {
-    printf("%s%lld", *(const char **)between, (long long)token);
-    fflush(stdout);
-    *(const char **)between = " ";
+static int generate(attn_handle session, const int64_t *prompt, int64_t length, int64_t count) {
+    const char *between = "";
+    int64_t token;
+    int code = attn_start(session, prompt, length, count);
+    while (code == ATTN_OK && (code = attn_next(session, &token)) == ATTN_OK) {
+        printf("%s%lld", between, (long long)token);
+        fflush(stdout);
+        between = " ";
+    }
+    return code;
 }
 
 int main(int argc, char **argv) {
@@ -33,22 +41,23 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: generate ID,ID,... [TOKENS [BUNDLE]]\n");
         return 2;
     }
-    const char *wanted = argc > 2 ? argv[2] : "64", *between = "";
+    const char *wanted = argc > 2 ? argv[2] : "64", *folder = argc > 3 ? argv[3] : BUNDLE_FOLDER;
+    attn_handle bundle = 0, session = 0;
     int64_t *prompt = calloc(strlen(argv[1]) + 1, sizeof *prompt);
     int64_t *counts = calloc(strlen(wanted) + 1, sizeof *counts);
-    Decode decode = {0};
-    Error error;
-    bool done = prompt != NULL && counts != NULL ? true : fail(&error, "out of memory");
-    if (done) {
-        size_t length = read_ids(argv[1], prompt);
+    int code = ATTN_MEMORY;
+    if (prompt != NULL && counts != NULL) {
+        int64_t length = read_ids(argv[1], prompt);
         int64_t count = read_ids(wanted, counts) == 1 ? counts[0] : 0;
-        done = decode_open(argc > 3 ? argv[3] : BUNDLE_FOLDER, &decode, &error) &&
-               generate(&decode, prompt, length, count, print_token, &between, &error);
+        code = attn_open(ATTN_ABI_VERSION, folder, getenv("ORT_DYLIB_PATH"), 0, 1, &bundle);
+        if (code == ATTN_OK) code = attn_session(bundle, &session);
+        if (code == ATTN_OK) code = generate(session, prompt, length, count);
     }
-    decode_close(&decode);
+    if (code == ATTN_END) printf("\n");
+    else fprintf(stderr, "generate: %s\n", attn_last_error());
+    attn_close(session);
+    attn_close(bundle);
     free(counts);
     free(prompt);
-    if (done) printf("\n");
-    else print_line(stderr, "generate: %s", error.text);
-    return done ? 0 : 2;
+    return code == ATTN_END ? 0 : 2;
 }

@@ -1,10 +1,10 @@
-#define _POSIX_C_SOURCE 200112L /* setenv */
 #include "model.h"
 
-#include <onnxruntime_c_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "ort_library.h"
 
 struct Model {
     const OrtApi *api;
@@ -15,9 +15,7 @@ struct Model {
     size_t output_count;
 };
 
-static const OrtApi *ort(void) { return OrtGetApiBase()->GetApi(ORT_API_VERSION); }
-
-const char *model_version(void) { return OrtGetApiBase()->GetVersionString(); }
+const char *model_version(void) { return ort_version(); }
 
 /* Returns whether a call succeeded. If not, sets the error to the message of ONNX Runtime. */
 static bool ok(const OrtApi *api, OrtStatus *status, Error *error) {
@@ -116,17 +114,11 @@ static bool note_outputs(Model *model, Error *error) {
 }
 
 bool model_open(const char *graph, ModelOptions options, Model **model, Error *error) {
-    const OrtApi *api = ort();
     *model = NULL;
-    if (api == NULL) {
-        return fail(error, "ONNX Runtime %s is older than the headers that this was built with",
-                    model_version());
-    }
+    if (!ort_load(NULL, error)) return false;
     Model *made = calloc(1, sizeof *made);
     if (made == NULL) return fail(error, "out of memory");
-    made->api = api;
-    /* Otherwise ONNX Runtime collects events in the home folder and sends them to its maker. */
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0);
+    const OrtApi *api = made->api = ort();
     if (ok(api, api->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "model", &made->env), error) &&
         ok(api, api->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &made->memory),
            error) &&

@@ -19,7 +19,7 @@ typedef struct {
 bool model_open(const char *graph, ModelOptions options, Model **model, Error *error);
 void model_close(Model *model);
 
-/* The version of the ONNX Runtime library that was loaded. */
+/* The version of the ONNX Runtime library, which the first graph that is opened loads. */
 const char *model_version(void);
 
 size_t model_output_count(const Model *model);

@@ -8,160 +8,29 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "bundle.h"
-#include "bundle_check.h"
-#include "graphs.h"
-#include "replay.h"
-#include "tensorproto.h"
-
-/* A case in memory: inputs, true outputs, and the outputs of a run. */
-typedef struct {
-    Tensor *inputs, *truths, *outputs;
-    size_t output_count;
-} Loaded;
-
-static void unload(Loaded *loaded) {
-    tensors_free(loaded->inputs, BUNDLE.input_count);
-    tensors_free(loaded->truths, BUNDLE.output_count);
-    free(loaded->inputs);
-    free(loaded->truths);
-    free(loaded->outputs);
-}
-
-static bool load(const char *bundle, const Case *one, size_t output_count, Loaded *loaded,
-                 Error *error) {
-    size_t most = output_count > BUNDLE.output_count ? output_count : BUNDLE.output_count;
-    *loaded = (Loaded){
-        calloc(BUNDLE.input_count + 1, sizeof(Tensor)),
-        calloc(BUNDLE.output_count + 1, sizeof(Tensor)),
-        calloc(most + 1, sizeof(Tensor)),
-        output_count,
-    };
-    char folder[3072];
-    int length = snprintf(folder, sizeof folder, "%s/golden/%s", bundle, one->folder);
-    bool read = loaded->inputs != NULL && loaded->truths != NULL && loaded->outputs != NULL;
-    if (!read) fail(error, "out of memory");
-    if (length < 0 || (size_t)length >= sizeof folder) read = fail(error, "the path is too long");
-    read = read &&
-           tensors_read(folder, "input", BUNDLE.input_names, BUNDLE.input_count, loaded->inputs,
-                        error) &&
-           tensors_read(folder, "output", BUNDLE.output_names, BUNDLE.output_count,
-                        loaded->truths, error) &&
-           case_fits(folder, loaded->inputs, loaded->truths, error);
-    if (!read) unload(loaded);
-    return read;
-}
-
-/* -- one case ---------------------------------------------------------------------------- */
-
-static bool say_failed(const char *name, const char *how, const char *output, const char *why) {
-    print_line(stdout, "FAIL %.200s%s  %.200s%s%s", name, how, output, *output ? ": " : "", why);
-    return false;
-}
-
-/* Returns whether the names of the outputs are those in the bundle. */
-static bool named_right(const Tensor *outputs, size_t count, const char *name, const char *how) {
-    for (size_t i = 0; i < count; i++) {
-        size_t known = 0;
-        while (known < BUNDLE.output_count &&
-               strcmp(BUNDLE.output_names[known], outputs[i].name) != 0) {
-            known++;
-        }
-        if (known == BUNDLE.output_count) {
-            return say_failed(name, how, outputs[i].name, "unexpected output");
-        }
-    }
-    return true;
-}
-
-static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t count,
-                       const Tensor *truths) {
-    double worst = 0;
-    Verdict unusable = {PASSED, 0, ""}; /* of the first output that is no evidence */
-    const char *unproven = NULL;          /* its name */
-    if (!named_right(outputs, count, one->name, how)) return false;
-    for (size_t i = 0; i < BUNDLE.output_count; i++) {
-        const char *output = BUNDLE.output_names[i];
-        Tensor *got = tensor_find(outputs, count, output);
-        if (got == NULL) return say_failed(one->name, how, output, "it is missing");
-        Verdict verdict;
-        Error error;
-        if (!judge(got, &truths[i], &one->tolerances[i], one->ignored, &verdict, &error)) {
-            return say_failed(one->name, how, output, error.text);
-        }
-        if (verdict.status == FAILED) return say_failed(one->name, how, output, verdict.why);
-        if (verdict.share > worst) worst = verdict.share;
-        if (verdict.status == UNUSABLE && unproven == NULL) {
-            unusable = verdict;
-            unproven = output;
-        }
-    }
-    if (unproven != NULL) {
-        print_line(stdout, "unusable %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
-        return false;
-    }
-    print_line(stdout, "ok   %.200s%s  %.3f of allowed", one->name, how, worst);
-    return true;
-}
-
-static bool passes(const Graphs *graphs, const Case *one, Loaded *loaded) {
-    Error error;
-    if (!to_graph(loaded->inputs, &error) ||
-        !graphs_run(graphs, loaded->inputs, loaded->outputs, &error)) {
-        return say_failed(one->name, "", "", error.text);
-    }
-    bool passed = from_graph(loaded->outputs, loaded->output_count, &error)
-                      ? judge_case(one, "", loaded->outputs, loaded->output_count, loaded->truths)
-                      : say_failed(one->name, "", "", error.text);
-    tensors_free(loaded->outputs, loaded->output_count);
-    return passed;
-}
-
-static bool passes_token_by_token(const Graphs *graphs, const Case *one, Loaded *loaded) {
-    const char *how = " token by token";
-    Error error;
-    if (!replay(graphs, loaded->inputs, loaded->truths, loaded->outputs, &error)) {
-        return say_failed(one->name, how, "", error.text);
-    }
-    bool passed =
-        judge_case(one, how, loaded->outputs, BUNDLE.output_count, loaded->truths);
-    tensors_free(loaded->outputs, BUNDLE.output_count);
-    return passed;
-}
-
-/* -- all cases --------------------------------------------------------------------------- */
-
-/* Runs all cases and counts those that passed. Returns false if a file cannot be read. */
-static bool run_all(const char *bundle, const Graphs *graphs, size_t *passed, Error *error) {
-    Loaded loaded;
-    for (size_t i = 0; i < BUNDLE.case_count; i++) {
-        const Case *one = &BUNDLE.cases[i];
-        if (!load(bundle, one, model_output_count(graphs->any), &loaded, error)) return false;
-        *passed += passes(graphs, one, &loaded);
-        unload(&loaded);
-    }
-    if (BUNDLE.replay == NULL) return true;
-    if (!load(bundle, BUNDLE.replay, model_output_count(graphs->any), &loaded, error)) return false;
-    *passed += passes_token_by_token(graphs, BUNDLE.replay, &loaded);
-    unload(&loaded);
-    return true;
-}
+#include "attn_export.h"
 
 int main(int argc, char **argv) {
-    const char *bundle = argc > 1 ? argv[1] : BUNDLE_FOLDER;
-    size_t passed = 0, count = BUNDLE.case_count + (BUNDLE.replay != NULL);
-    Graphs graphs;
-    Error error;
-    bool whole = graphs_open(bundle, (ModelOptions){0}, &graphs, &error) &&
-                 run_all(bundle, &graphs, &passed, &error);
-    graphs_close(&graphs);
-    if (!whole) {
-        print_line(stderr, "self_test: %s", error.text);
+    const char *folder = argc > 1 ? argv[1] : BUNDLE_FOLDER;
+    attn_handle bundle = 0;
+    int64_t count = 0, passed = 0;
+    int code = attn_open(ATTN_ABI_VERSION, folder, getenv("ORT_DYLIB_PATH"), 0, 0, &bundle);
+    if (code == ATTN_OK) code = attn_get(bundle, ATTN_CASES, &count);
+    for (int64_t i = 0; i < count && code == ATTN_OK; i++) {
+        char line[512];
+        code = attn_test_case(bundle, i, line, sizeof line);
+        passed += code == ATTN_OK;
+        if (code == ATTN_MISMATCH) code = ATTN_OK;
+        if (code == ATTN_OK) puts(line);
+    }
+    if (code != ATTN_OK) {
+        fprintf(stderr, "self_test: %s\n", attn_last_error());
+        attn_close(bundle);
         return 2;
     }
-    print_line(stdout, "%.200s: %zu of %zu passed, ONNX Runtime %s", BUNDLE.name, passed, count,
-               model_version());
+    printf("%.200s: %lld of %lld passed, ONNX Runtime %s\n", attn_text(bundle, ATTN_NAME),
+           (long long)passed, (long long)count, attn_text(bundle, ATTN_RUNTIME_VERSION));
+    attn_close(bundle);
     return passed == count ? 0 : 1;
 }

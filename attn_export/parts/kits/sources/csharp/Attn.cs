@@ -1,0 +1,146 @@
+using System;
+using System.Diagnostics;
+using System.IO;
+using System.Linq;
+using System.Text;
+using System.Text.RegularExpressions;
+
+/// <summary>Tests the bundle, runs it on an array of your own, decodes, and generates.</summary>
+internal static class Attn
+{
+    private const string Usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS]";
+    // By the number that ONNX has for it.
+    private static readonly string[] Types = { "", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "b1", "f2", "f8", "u4", "u8", "", "", "u2" };
+    private static readonly Encoding Latin1 = Encoding.GetEncoding("iso-8859-1");
+
+    private static Bundle Open(string folder, bool spin) =>
+        new Bundle(folder, Environment.GetEnvironmentVariable("ORT_DYLIB_PATH"), 0, spin);
+
+    private static long Number(string text) => long.TryParse(text, out long value) ? value : -1;
+
+    private static bool SelfTest(string folder)
+    {
+        using (var bundle = Open(folder, false))
+        {
+            long count = bundle.Get(Fact.Cases), good = 0;
+            for (long index = 0; index < count; index++)
+            {
+                if (bundle.TestCase(index, out string line)) good++;
+                Console.WriteLine(line);
+            }
+            Console.WriteLine($"{bundle.Name}: {good} of {count} passed, ONNX Runtime {bundle.RuntimeVersion}");
+            return good == count;
+        }
+    }
+
+    /// <summary>Runs the bundle on the rows of a file, which are repeated until there are so many as the batch.</summary>
+    private static bool Run(string path, long batch, string output)
+    {
+        byte[] file = File.ReadAllBytes(path);
+        int end = file.Length < 10 || file[6] != 1 ? 0 : Math.Min(10 + file[8] + 256 * file[9], file.Length);
+        var header = Regex.Match(Latin1.GetString(file, 0, end), @"'descr': *'[<|](\w+)', *'fortran_order': *False, *'shape': *\(([\d, ]*)\)");
+        if (!header.Success) throw new IOException(path + " is no .npy of numbers in C order");
+        long[] dims = header.Groups[2].Value.Split(new[] { ',', ' ' }, StringSplitOptions.RemoveEmptyEntries).Select(Number).ToArray();
+        using (var bundle = Open("bundle", false))
+        using (var session = bundle.NewSession())
+        {
+            var input = bundle.Values(Fact.Inputs)[0];
+            if (Array.IndexOf(Types, header.Groups[1].Value) != input.DType || dims.Length == 0 || dims[0] < 1 || batch < 1 || batch > 1 << 20)
+                throw new IOException($"{path} is not {input.Name} of type {input.DType}, or the batch not from 1");
+            long size = file.Length - end;
+            if (size % dims[0] != 0) throw new IOException($"{path} has {size} bytes, which are not those of its sizes");
+            var elements = new byte[size / dims[0] * batch];
+            for (long at = 0; at < elements.Length; at++) elements[at] = file[end + at % size];
+            dims[0] = batch;
+            session.SetInput(input.Name, dims, elements);
+            session.Prefill();
+            var first = bundle.Values(Fact.Outputs)[0];
+            byte[] values = session.Output<byte>(first.Name, out long[] sizes);
+            string kind = Types[first.DType], order = kind.EndsWith("1") ? "|" : "<";
+            string text = $"{{'descr': '{order}{kind}', 'fortran_order': False, 'shape': ({string.Join(", ", sizes)},), }}".PadRight(117) + "\n";
+            File.WriteAllBytes(output, Latin1.GetBytes("\u0093NUMPY\u0001\0v\0" + text).Concat(values).ToArray());
+            Console.WriteLine($"{output}: {first.Name} [{string.Join(", ", sizes)}]");
+        }
+        return true;
+    }
+
+    /// <summary>Sets the inputs that a session does not make to zeros, for some tokens.</summary>
+    private static void SetZeros(Bundle bundle, Session session, long tokens)
+    {
+        foreach (var input in bundle.Values(Fact.Inputs).Where(input => input.Needed))
+        {
+            long[] dims = input.Dims.Select((dim, at) => dim >= 0 ? dim : input.Axes[at] == "query_len" ? tokens : 1).ToArray();
+            session.SetInput(input.Name, dims, new byte[dims.Aggregate((long)input.ElementBytes, (bytes, dim) => bytes * dim)]);
+        }
+    }
+
+    private static bool Decode(long tokens)
+    {
+        if (tokens < 1) throw new ArgumentException("TOKENS is a number from 1");
+        using (var bundle = Open("bundle", true))
+        using (var session = bundle.NewSession())
+        {
+            if (bundle.Get(Fact.Cache) == 0)
+            {
+                Console.WriteLine($"{bundle.Name} has no KV cache: there is nothing to decode");
+                return true;
+            }
+            SetZeros(bundle, session, 8);
+            session.Prefill(8 + 64);
+            SetZeros(bundle, session, 1);
+            var watch = Stopwatch.StartNew();
+            for (long made = 0; made < tokens; made++)
+            {
+                // Your program would write the next token into the array that it has set.
+                if (made > 0 && made % 64 == 0) session.Rewind(64);
+                session.Step();
+            }
+            Console.WriteLine(FormattableString.Invariant(
+                $"{tokens} tokens: {watch.Elapsed.TotalMilliseconds / tokens:F4} ms per token, {session.Get(Fact.Held)} held"));
+        }
+        return true;
+    }
+
+    private static bool Generate(string ids, long count)
+    {
+        long[] prompt = ids == "" ? new long[0] : ids.Split(',').Select(Number).ToArray();
+        using (var bundle = Open("bundle", true))
+        using (var session = bundle.NewSession())
+        {
+            string between = "";
+            foreach (long token in session.Generate(prompt, count))
+            {
+                Console.Write(between + token);
+                between = " ";
+            }
+            Console.WriteLine();
+        }
+        return true;
+    }
+
+    private static bool Choose(string[] words)
+    {
+        Func<int, string, string> other = (at, text) => words.Length > at ? words[at] : text;
+        switch (words.Length + other(0, ""))
+        {
+            case "1self-test": case "2self-test": return SelfTest(other(1, "bundle"));
+            case "4run": return Run(words[1], Number(words[2]), words[3]);
+            case "1decode": case "2decode": return Decode(Number(other(1, "64")));
+            case "2generate": case "3generate": return Generate(words[1], Number(other(2, "64")));
+            default: throw new ArgumentException(Usage);
+        }
+    }
+
+    private static int Main(string[] words)
+    {
+        try
+        {
+            return Choose(words) ? 0 : 1;
+        }
+        catch (Exception error) when (error is AttnException || error is IOException || error is ArgumentException)
+        {
+            Console.Error.WriteLine(error.Message);
+            return 2;
+        }
+    }
+}

@@ -1,0 +1,203 @@
+using System;
+using System.Collections.Generic;
+using System.Runtime.InteropServices;
+using System.Text;
+
+/// <summary>A code of attn_export.h, and one line.</summary>
+public sealed class AttnException : Exception
+{
+    public readonly int Code;
+    public AttnException(int code, string text) : base(text) { Code = code; }
+}
+
+/// <summary>What Get tells.</summary>
+public enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Held = 16, Copied = 17 }
+
+/// <summary>An input or output: its fixed sizes, or -1 where an axis has a name.</summary>
+public sealed class Value
+{
+    public string Name; public int DType, ElementBytes; public bool Needed; public long[] Dims; public string[] Axes;
+}
+
+/// <summary>The C library in library/; attn_export.h is its reference.</summary>
+internal static class Native
+{
+    public const int Version = 1, End = 1, Argument = 2, Mismatch = 8, WrongVersion = 9;
+    private const string Library = "attn_export";
+
+    [StructLayout(LayoutKind.Sequential)]
+    public struct Raw
+    {
+        public IntPtr Name;
+        public int DType, ElementBytes, Needed, Rank;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 8)] public long[] Dims;
+        [MarshalAs(UnmanagedType.ByValArray, SizeConst = 8)] public IntPtr[] Axes;
+        public IntPtr Data;
+        public long Bytes;
+    }
+
+    [DllImport(Library)] public static extern uint attn_abi_version();
+    [DllImport(Library)] public static extern IntPtr attn_last_error();
+    [DllImport(Library)] public static extern int attn_open(uint abi, byte[] folder, byte[] ort, int threads, int spin, out ulong bundle);
+    [DllImport(Library)] public static extern int attn_close(ulong handle);
+    [DllImport(Library)] public static extern int attn_get(ulong handle, int what, out long value);
+    [DllImport(Library)] public static extern IntPtr attn_text(ulong bundle, int what);
+    [DllImport(Library)] public static extern int attn_describe(ulong bundle, int kind, long index, out Raw value);
+    [DllImport(Library)] public static extern int attn_test_case(ulong bundle, long index, [Out] byte[] line, long size);
+    [DllImport(Library)] public static extern int attn_session(ulong bundle, out ulong session);
+    [DllImport(Library)] public static extern int attn_set_input(ulong session, long index, ref Raw value);
+    [DllImport(Library)] public static extern int attn_run(ulong session);
+    [DllImport(Library)] public static extern int attn_output(ulong session, long index, out Raw value);
+    [DllImport(Library)] public static extern int attn_prefill(ulong session, long capacity, long[] lengths, long count);
+    [DllImport(Library)] public static extern int attn_step(ulong session);
+    [DllImport(Library)] public static extern int attn_rewind(ulong session, long tokens);
+    [DllImport(Library)] public static extern int attn_fork(ulong session, long[] rows, long count, out ulong fork);
+    [DllImport(Library)] public static extern int attn_start(ulong session, long[] ids, long length, long count);
+    [DllImport(Library)] public static extern int attn_next(ulong session, out long token);
+
+    public static void Check(int code) { if (code != 0) throw new AttnException(code, Text(attn_last_error())); }
+
+    public static string Text(IntPtr of)
+    {
+        var bytes = new List<byte>();
+        for (int at = 0; of != IntPtr.Zero && Marshal.ReadByte(of, at) != 0; at++) bytes.Add(Marshal.ReadByte(of, at));
+        return Encoding.UTF8.GetString(bytes.ToArray());
+    }
+
+    public static byte[] Utf8(string of) => of == null ? null : Encoding.UTF8.GetBytes(of + "\0");
+
+    public static long Get(ulong handle, Fact what) { Check(attn_get(handle, (int)what, out long value)); return value; }
+}
+
+/// <summary>An open bundle. Threads may share it.</summary>
+public sealed class Bundle : IDisposable
+{
+    private readonly ulong handle;
+
+    /// <summary>Opens a folder. ort: the path of ONNX Runtime's library; null: where the system finds it.</summary>
+    public Bundle(string folder, string ort = null, int threads = 0, bool spin = false)
+    {
+        if (Native.attn_abi_version() != Native.Version) throw new AttnException(Native.WrongVersion, "the library is not of version " + Native.Version);
+        Native.Check(Native.attn_open(Native.Version, Native.Utf8(folder), Native.Utf8(ort), threads, spin ? 1 : 0, out handle));
+    }
+
+    public long Get(Fact what) => Native.Get(handle, what);
+    public string Name => Native.Text(Native.attn_text(handle, 0));
+    public string RuntimeVersion => Native.Text(Native.attn_text(handle, 1));
+
+    /// <summary>Tells the inputs (Fact.Inputs) or outputs (Fact.Outputs).</summary>
+    public Value[] Values(Fact kind)
+    {
+        var values = new Value[Get(kind)];
+        for (int at = 0; at < values.Length; at++)
+        {
+            Native.Check(Native.attn_describe(handle, (int)kind, at, out var raw));
+            Array.Resize(ref raw.Dims, raw.Rank);
+            Array.Resize(ref raw.Axes, raw.Rank);
+            values[at] = new Value { Name = Native.Text(raw.Name), DType = raw.DType, ElementBytes = raw.ElementBytes, Needed = raw.Needed != 0,
+                                     Dims = raw.Dims, Axes = Array.ConvertAll(raw.Axes, Native.Text) };
+        }
+        return values;
+    }
+
+    /// <summary>Runs a golden case; returns whether it passed.</summary>
+    public bool TestCase(long index, out string line)
+    {
+        var bytes = new byte[512];
+        int code = Native.attn_test_case(handle, index, bytes, bytes.Length);
+        if (code != Native.Mismatch) Native.Check(code);
+        line = Encoding.UTF8.GetString(bytes, 0, Array.IndexOf(bytes, (byte)0));
+        return code == 0;
+    }
+
+    public Session NewSession()
+    {
+        Native.Check(Native.attn_session(handle, out ulong made));
+        return new Session(made, Values(Fact.Inputs), Values(Fact.Outputs));
+    }
+
+    /// <summary>Closes the bundle; its sessions still work.</summary>
+    public void Dispose() => Native.Check(Native.attn_close(handle));
+}
+
+/// <summary>Inputs, outputs, and the caches in between. One thread at a time uses it.</summary>
+public sealed class Session : IDisposable
+{
+    private readonly ulong handle;
+    private readonly Value[] inputs, outputs;
+    private readonly GCHandle[] arrays; // what the library points to, pinned
+
+    internal Session(ulong handle, Value[] inputs, Value[] outputs)
+    {
+        this.handle = handle;
+        this.inputs = inputs;
+        this.outputs = outputs;
+        arrays = new GCHandle[inputs.Length];
+    }
+
+    private static int Find(Value[] values, string name)
+    {
+        int at = Array.FindIndex(values, value => value.Name == name);
+        return at >= 0 ? at : throw new AttnException(Native.Argument, "there is no " + name);
+    }
+
+    /// <summary>Sets an input. The array is not copied: what is written into it is read at each run.</summary>
+    public void SetInput<T>(string name, long[] dims, T[] elements) where T : struct
+    {
+        int at = Find(inputs, name);
+        var pinned = GCHandle.Alloc(elements, GCHandleType.Pinned);
+        var raw = new Native.Raw { DType = inputs[at].DType, Rank = dims.Length, Dims = new long[8], Axes = new IntPtr[8],
+                                   Data = pinned.AddrOfPinnedObject(), Bytes = Buffer.ByteLength(elements) };
+        Array.Copy(dims, raw.Dims, Math.Min(dims.Length, 8));
+        int code = Native.attn_set_input(handle, at, ref raw);
+        var old = code == 0 ? arrays[at] : pinned;
+        if (code == 0) arrays[at] = pinned;
+        if (old.IsAllocated) old.Free();
+        Native.Check(code);
+    }
+
+    public long Get(Fact what) => Native.Get(handle, what);
+    public void Run() => Native.Check(Native.attn_run(handle));
+    public void Step() => Native.Check(Native.attn_step(handle));
+    public void Rewind(long tokens) => Native.Check(Native.attn_rewind(handle, tokens));
+
+    /// <summary>lengths: of each row its tokens without the padding on the right; null: all.</summary>
+    public void Prefill(long capacity = 0, long[] lengths = null) =>
+        Native.Check(Native.attn_prefill(handle, capacity, lengths, lengths == null ? 0 : lengths.Length));
+
+    public Session Fork(params long[] rows)
+    {
+        Native.Check(Native.attn_fork(handle, rows, rows.Length, out ulong made));
+        return new Session(made, inputs, outputs);
+    }
+
+    /// <summary>Returns a copy of an output of the last run, and its sizes.</summary>
+    public T[] Output<T>(string name, out long[] dims) where T : struct
+    {
+        Native.Check(Native.attn_output(handle, Find(outputs, name), out var raw));
+        dims = raw.Dims;
+        Array.Resize(ref dims, raw.Rank);
+        var bytes = new byte[raw.Bytes];
+        if (raw.Bytes > 0) Marshal.Copy(raw.Data, bytes, 0, bytes.Length);
+        var elements = new T[raw.Bytes / Marshal.SizeOf<T>()];
+        Buffer.BlockCopy(bytes, 0, elements, 0, bytes.Length);
+        return elements;
+    }
+
+    /// <summary>Continues a text of token ids by at most count tokens.</summary>
+    public IEnumerable<long> Generate(long[] ids, long count)
+    {
+        Native.Check(Native.attn_start(handle, ids, ids.Length, count));
+        for (int code; (code = Native.attn_next(handle, out long token)) != Native.End;)
+        {
+            Native.Check(code);
+            yield return token;
+        }
+    }
+
+    public void Dispose()
+    {
+        Native.Check(Native.attn_close(handle));
+        foreach (var pinned in arrays) if (pinned.IsAllocated) pinned.Free();
+    }
+}

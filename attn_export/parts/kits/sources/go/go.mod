@@ -1,0 +1,3 @@
+module attn
+
+go 1.19

@@ -1,0 +1,208 @@
+import com.sun.jna.Native;
+import com.sun.jna.NativeLibrary;
+import com.sun.jna.Pointer;
+import com.sun.jna.Structure;
+import com.sun.jna.ptr.LongByReference;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.Iterator;
+import java.util.NoSuchElementException;
+
+/** A bundle in ONNX Runtime, through the C library in library/; attn_export.h is its reference. */
+public final class AttnExport implements AutoCloseable {
+    public static final int INPUTS = 0, OUTPUTS = 1, CASES = 2, CACHE = 3, VOCABULARY = 4, MOST_TOKENS = 5, HELD = 16, COPIED = 17;
+    private static final int VERSION = 1, END = 1, ARGUMENT = 2, MISMATCH = 8, WRONG_VERSION = 9;
+
+    static {
+        // -Dattn.library=FOLDER: where the library is, if not where CMake builds it.
+        NativeLibrary.addSearchPath("attn_export", System.getProperty("attn.library", "library/build"));
+        Native.register(AttnExport.class, "attn_export");
+    }
+
+    private static native int attn_abi_version();
+    private static native String attn_last_error();
+    private static native int attn_open(int abi, String folder, String ort, int threads, int spin, LongByReference bundle);
+    private static native int attn_close(long handle);
+    private static native int attn_get(long handle, int what, LongByReference value);
+    private static native String attn_text(long bundle, int what);
+    private static native int attn_describe(long bundle, int kind, long index, Value value);
+    private static native int attn_test_case(long bundle, long index, byte[] line, long size);
+    private static native int attn_session(long bundle, LongByReference session);
+    private static native int attn_set_input(long session, long index, Value value);
+    private static native int attn_run(long session);
+    private static native int attn_output(long session, long index, Value value);
+    private static native int attn_prefill(long session, long capacity, long[] lengths, long count);
+    private static native int attn_step(long session);
+    private static native int attn_rewind(long session, long tokens);
+    private static native int attn_fork(long session, long[] rows, long count, LongByReference fork);
+    private static native int attn_start(long session, long[] ids, long length, long count);
+    private static native int attn_next(long session, LongByReference token);
+
+    /** A code of attn_export.h, and one line. */
+    public static final class AttnException extends RuntimeException {
+        public final int code;
+
+        AttnException(int code, String text) {
+            super(text);
+            this.code = code;
+        }
+    }
+
+    private static void check(int code) {
+        if (code != 0) throw new AttnException(code, attn_last_error());
+    }
+
+    private static long get(long handle, int what) {
+        LongByReference value = new LongByReference();
+        check(attn_get(handle, what, value));
+        return value.getValue();
+    }
+
+    /** An input or output: its fixed sizes, or -1 where an axis has a name. */
+    @Structure.FieldOrder({"name", "dtype", "elementBytes", "needed", "rank", "dims", "axes", "data", "bytes"})
+    public static final class Value extends Structure {
+        public String name;
+        public int dtype, elementBytes, needed, rank;
+        public long[] dims = new long[8];
+        public Pointer[] axes = new Pointer[8];
+        public Pointer data;
+        public long bytes;
+
+        public String axis(int at) { return axes[at] == null ? null : axes[at].getString(0, "UTF-8"); }
+    }
+
+    private final long handle;
+
+    /** Opens a folder. ort: the path of ONNX Runtime's library; null: where the system finds it. */
+    public AttnExport(String folder, String ort, int threads, boolean spin) {
+        if (attn_abi_version() != VERSION) throw new AttnException(WRONG_VERSION, "the library is not of version " + VERSION);
+        LongByReference made = new LongByReference();
+        check(attn_open(VERSION, folder, ort, threads, spin ? 1 : 0, made));
+        handle = made.getValue();
+    }
+
+    public long get(int what) { return get(handle, what); }
+
+    /** Returns the name of the bundle (0), or the version of ONNX Runtime (1). */
+    public String text(int what) { return attn_text(handle, what); }
+
+    /** Tells the inputs (INPUTS) or outputs (OUTPUTS). */
+    public Value[] values(int kind) {
+        Value[] values = new Value[(int) get(kind)];
+        for (int at = 0; at < values.length; at++) {
+            values[at] = new Value();
+            check(attn_describe(handle, kind, at, values[at]));
+        }
+        return values;
+    }
+
+    /** Runs a golden case. Returns a line, which begins with "ok" if it passed. */
+    public String testCase(long index) {
+        byte[] line = new byte[512];
+        int code = attn_test_case(handle, index, line, line.length);
+        if (code != MISMATCH) check(code);
+        return Native.toString(line, "UTF-8");
+    }
+
+    public Session session() {
+        LongByReference made = new LongByReference();
+        check(attn_session(handle, made));
+        return new Session(made.getValue(), values(INPUTS), values(OUTPUTS));
+    }
+
+    /** Closes the bundle; its sessions still work. */
+    @Override
+    public void close() { check(attn_close(handle)); }
+
+    /** Inputs, outputs, and the caches in between. One thread at a time uses it. */
+    public static final class Session implements AutoCloseable {
+        private final long handle;
+        private final Value[] inputs, outputs;
+        private final ByteBuffer[] arrays; // what the library points to
+
+        private Session(long handle, Value[] inputs, Value[] outputs) {
+            this.handle = handle;
+            this.inputs = inputs;
+            this.outputs = outputs;
+            arrays = new ByteBuffer[inputs.length];
+        }
+
+        private static int find(Value[] values, String name) {
+            for (int at = 0; at < values.length; at++) if (values[at].name.equals(name)) return at;
+            throw new AttnException(ARGUMENT, "there is no " + name);
+        }
+
+        /** Makes an input of zeros. What is written into the buffer is read at each run. */
+        public ByteBuffer setInput(String name, long... dims) {
+            int at = find(inputs, name);
+            Value value = new Value();
+            long bytes = inputs[at].elementBytes;
+            for (long dim : dims) bytes = dim < 0 || (dim > 0 && bytes > Integer.MAX_VALUE / dim) ? -1 : bytes * dim;
+            if (dims.length > 8 || bytes < 0) throw new AttnException(ARGUMENT, name + " cannot have these sizes");
+            ByteBuffer array = ByteBuffer.allocateDirect((int) bytes).order(ByteOrder.nativeOrder());
+            value.dtype = inputs[at].dtype;
+            value.rank = dims.length;
+            System.arraycopy(dims, 0, value.dims, 0, dims.length);
+            value.data = Native.getDirectBufferPointer(array);
+            value.bytes = bytes;
+            check(attn_set_input(handle, at, value));
+            return arrays[at] = array;
+        }
+
+        public long get(int what) { return AttnExport.get(handle, what); }
+
+        public void run() { check(attn_run(handle)); }
+
+        /** lengths: of each row its tokens without the padding on the right; none: all. */
+        public void prefill(long capacity, long... lengths) { check(attn_prefill(handle, capacity, lengths.length == 0 ? null : lengths, lengths.length)); }
+
+        public void step() { check(attn_step(handle)); }
+
+        public void rewind(long tokens) { check(attn_rewind(handle, tokens)); }
+
+        public Session fork(long... rows) {
+            LongByReference made = new LongByReference();
+            check(attn_fork(handle, rows, rows.length, made));
+            return new Session(made.getValue(), inputs, outputs);
+        }
+
+        /** Returns the sizes of an output of the last run. */
+        public long[] dims(String name) {
+            Value value = new Value();
+            check(attn_output(handle, find(outputs, name), value));
+            return java.util.Arrays.copyOf(value.dims, value.rank);
+        }
+
+        /** Returns a copy of an output of the last run, which stays when the session goes on. */
+        public ByteBuffer output(String name) {
+            Value value = new Value();
+            check(attn_output(handle, find(outputs, name), value));
+            byte[] copy = value.bytes == 0 ? new byte[0] : value.data.getByteArray(0, Math.toIntExact(value.bytes));
+            return ByteBuffer.wrap(copy).order(ByteOrder.nativeOrder());
+        }
+
+        /** Continues a text of token ids by at most count tokens. */
+        public Iterator<Long> generate(long[] ids, long count) {
+            check(attn_start(handle, ids, ids.length, count));
+            LongByReference token = new LongByReference();
+            return new Iterator<Long>() {
+                private int code = -1; // of the token that hasNext() made
+
+                public boolean hasNext() {
+                    if (code == -1) code = attn_next(handle, token);
+                    if (code != 0 && code != END) check(code);
+                    return code == 0;
+                }
+
+                public Long next() {
+                    if (!hasNext()) throw new NoSuchElementException();
+                    code = -1;
+                    return token.getValue();
+                }
+            };
+        }
+
+        @Override
+        public void close() { check(attn_close(handle)); }
+    }
+}

@@ -1,0 +1,136 @@
+//! Tests the bundle, runs it on an array of your own, decodes, and generates.
+use attn_export::{Bundle, Error, Fact, Result, Session};
+use std::io::Write;
+use std::time::Instant;
+
+const USAGE: &str = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS]";
+const TYPES: [(&str, i32); 11] = [
+    ("f4", 1), ("u1", 2), ("i1", 3), ("u2", 4), ("i2", 5), ("i4", 6), ("i8", 7), ("b1", 9), ("f2", 10), ("f8", 11), ("u4", 12),
+];
+
+fn wrong(text: impl Into<String>) -> Error {
+    Error { code: 2, text: text.into() }
+}
+
+fn open(folder: Option<&String>, spin: bool) -> Result<Bundle> {
+    let ort = std::env::var("ORT_DYLIB_PATH").ok();
+    Bundle::open(folder.map_or("bundle", |folder| folder), ort.as_deref(), 0, spin)
+}
+
+fn self_test(folder: Option<&String>) -> Result<bool> {
+    let bundle = open(folder, false)?;
+    let (count, mut good) = (bundle.get(Fact::Cases)?, 0);
+    for index in 0..count {
+        let (passed, line) = bundle.test_case(index)?;
+        good += passed as i64;
+        println!("{line}");
+    }
+    println!("{}: {good} of {count} passed, ONNX Runtime {}", bundle.name(), bundle.runtime_version());
+    Ok(good == count)
+}
+
+/// Reads an array: its type as in ONNX, its sizes, and its bytes.
+fn read_npy(path: &str) -> Result<(i32, Vec<i64>, Vec<u8>)> {
+    let file = std::fs::read(path).map_err(|error| wrong(format!("{path}: {error}")))?;
+    let bad = || wrong(format!("{path} is no .npy of numbers in C order"));
+    if file.len() < 12 || &file[..6] != b"\x93NUMPY" { return Err(bad()) }
+    let start = if file[6] == 1 { 10 } else { 12 };
+    let size = if start == 10 { u16::from_le_bytes([file[8], file[9]]) as usize }
+               else { u32::from_le_bytes([file[8], file[9], file[10], file[11]]) as usize };
+    let header = file.get(start..start + size).ok_or_else(bad)?;
+    let header = String::from_utf8_lossy(header).replace(' ', "");
+    let after = |key: &str| header.split_once(key).map(|(_, rest)| rest).ok_or_else(bad);
+    let kind = after("'descr':'")?.split('\'').next().unwrap_or("");
+    let dtype = TYPES.iter().find(|(name, _)| kind.trim_start_matches(['<', '|']) == *name).ok_or_else(bad)?.1;
+    if !after("'fortran_order':")?.starts_with("False") { return Err(bad()) }
+    let sizes = after("'shape':(")?.split(')').next().unwrap_or("");
+    let dims = sizes.split(',').filter(|size| !size.is_empty()).map(|size| size.parse().map_err(|_| bad()));
+    Ok((dtype, dims.collect::<Result<Vec<i64>>>()?, file[start + size..].to_vec()))
+}
+
+fn write_npy(path: &str, dtype: i32, dims: &[i64], data: &[u8]) -> Result<()> {
+    let kind = TYPES.iter().find(|(_, code)| *code == dtype).map_or("u2", |(name, _)| name);
+    let order = if kind.ends_with('1') { '|' } else { '<' };
+    let sizes: String = dims.iter().map(|size| format!("{size},")).collect();
+    let text = format!("{{'descr': '{order}{kind}', 'fortran_order': False, 'shape': ({sizes}), }}");
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    write!(file, "{text:117}\n").unwrap();
+    file.extend_from_slice(data);
+    std::fs::write(path, file).map_err(|error| wrong(format!("{path}: {error}")))
+}
+
+/// Runs the bundle on the rows of a file, which are repeated until there are `batch`.
+fn run(path: &str, batch: &str, out: &str) -> Result<bool> {
+    let batch: usize = batch.parse().ok().filter(|rows| (1..1 << 20).contains(rows)).ok_or_else(|| wrong("BATCH is a number from 1"))?;
+    let (bundle, (dtype, mut dims, data)) = (open(None, false)?, read_npy(path)?);
+    let input = bundle.inputs()?.into_iter().find(|input| input.needed).ok_or_else(|| wrong("no input is needed"))?;
+    if dtype != input.dtype || dims.is_empty() || dims[0] < 1 { return Err(wrong(format!("{path} is not {} of type {}", input.name, input.dtype))) }
+    let row = data.len() / dims[0] as usize;
+    dims[0] = batch as i64;
+    let rows: Vec<u8> = data.iter().copied().cycle().take(if data.is_empty() { 0 } else { row * batch }).collect();
+    let mut session = bundle.session()?;
+    session.set_input(&input.name, &dims, rows)?;
+    session.prefill(0, None)?;
+    let first = &bundle.outputs()?[0];
+    let (sizes, elements) = session.output::<u8>(&first.name)?;
+    write_npy(out, first.dtype, &sizes, elements)?;
+    println!("{}: {} {sizes:?}", out, first.name);
+    Ok(true)
+}
+
+/// Sets the inputs that a session does not make to zeros, for some tokens.
+fn set_zeros(bundle: &Bundle, session: &mut Session, tokens: i64) -> Result<()> {
+    for input in bundle.inputs()?.iter().filter(|input| input.needed) {
+        let size = |(&dim, axis): (&i64, &String)| if dim >= 0 { dim } else if axis == "query_len" { tokens } else { 1 };
+        let dims: Vec<i64> = input.dims.iter().zip(&input.axes).map(size).collect();
+        let bytes = dims.iter().product::<i64>() as usize * input.element_bytes;
+        session.set_input(&input.name, &dims, vec![0u8; bytes])?;
+    }
+    Ok(())
+}
+
+fn decode(tokens: i64) -> Result<bool> {
+    let bundle = open(None, true)?;
+    if bundle.get(Fact::Cache)? == 0 { println!("{} has no KV cache: there is nothing to decode", bundle.name()); return Ok(true) }
+    let mut session = bundle.session()?;
+    set_zeros(&bundle, &mut session, 8)?;
+    session.prefill(8 + 64, None)?;
+    set_zeros(&bundle, &mut session, 1)?;
+    let start = Instant::now();
+    for made in 0..tokens {
+        // Your program would write the next token with `input_mut` here, and read `output`.
+        if made > 0 && made % 64 == 0 { session.rewind(64)? }
+        session.step()?;
+    }
+    println!("{tokens} tokens: {:.4} ms per token, {} held", start.elapsed().as_secs_f64() * 1e3 / tokens as f64, session.get(Fact::Held)?);
+    Ok(true)
+}
+
+fn generate(ids: &str, count: &str) -> Result<bool> {
+    let ids: Vec<i64> = ids.split(',').filter(|id| !ids.is_empty() || !id.is_empty()).map(|id| id.parse().unwrap_or(-1)).collect();
+    let (bundle, mut between) = (open(None, true)?, "");
+    let mut session = bundle.session()?;
+    for token in session.generate(&ids, count.parse().unwrap_or(0))? {
+        print!("{between}{}", token?);
+        std::io::stdout().flush().ok();
+        between = " ";
+    }
+    println!();
+    Ok(true)
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let word = |at: usize, other: &str| words.get(at).map_or(other.to_string(), |word| word.clone());
+    let done = match (word(0, "").as_str(), words.len()) {
+        ("self-test", 1..=2) => self_test(words.get(1)),
+        ("run", 4) => run(&words[1], &words[2], &words[3]),
+        ("decode", 1..=2) => word(1, "64").parse().map_err(|_| wrong("TOKENS is a number")).and_then(decode),
+        ("generate", 2..=3) => generate(&words[1], &word(2, "64")),
+        _ => Err(wrong(USAGE)),
+    };
+    match done {
+        Ok(good) => std::process::exit(if good { 0 } else { 1 }),
+        Err(error) => { eprintln!("{error}"); std::process::exit(2) }
+    }
+}

@@ -1,0 +1,216 @@
+"""Shared parts of the tests of the C library and its bindings: kits, and the library in ctypes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from native_kits import DIALECT, call
+from readmes import commands
+from shared import once
+from test_native_kits import SANITIZERS, sanitized_kit, small_bundle
+from test_native_kits import run as run_sanitized
+
+from attn_export.parts.installing import home
+from attn_export.parts.kits.kit import ORT_PLACEHOLDER, write_kit
+from attn_export.tensorproto import CODES, DTYPES
+
+BINDINGS = ("rust", "go", "java", "csharp")
+ENVIRONMENT = {**os.environ, "CARGO_NET_OFFLINE": "true", "GOFLAGS": "-mod=mod", "GOPROXY": "off"}
+FUZZ = Path(__file__).with_name("fuzz_abi.c")
+CHECKS = Path(__file__).with_name("bindings")
+"""Programs that say what the library gives to a program in each language."""
+
+
+def dialect_of(name: str) -> str | None:
+    return None if name == "in-place" else DIALECT
+
+
+def library_kit(name: str) -> Path:
+    """Return the kit of the library of a small bundle, built as its README says."""
+
+    def make(kit: Path) -> None:
+        write_kit("library", small_bundle(name), kit, dialect_of(name))
+        for command in commands(kit)[:-1]:
+            shell(kit, f"CFLAGS=-Werror {command}")
+
+    return once(f"kits/library-{name}", make)
+
+
+def binding_kit(language: str) -> Path:
+    """Return the kit of a binding, built as its README says, with a library that is built once."""
+
+    def make(kit: Path) -> None:
+        write_kit(language, small_bundle("in-place"), kit)
+        (kit / "library" / "build").symlink_to(library_kit("in-place") / "build")
+        configure, build, *others, _ = commands(kit)
+        assert [configure.split()[:2], build.split()[:2]] == [["cmake", "-S"], ["cmake", "--build"]]
+        for command in others:
+            shell(kit, command)
+
+    return once(f"kits/{language}", make)
+
+
+def shell(kit: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a README in the folder of the kit; it must succeed."""
+    text = command.replace(ORT_PLACEHOLDER, str(home() / "onnxruntime"))
+    done = run(kit, ["sh", "-c", text])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def run(
+    kit: Path, command: Sequence[str | Path], **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, command)], cwd=kit, env=ENVIRONMENT | variables, capture_output=True, text=True
+    )
+
+
+def program(language: str) -> list[str]:
+    """Return the command of the program of a binding, in whatever folder of a kit."""
+    kit = binding_kit(language)
+    return {
+        "rust": [f"{kit}/target/release/attn"],
+        "go": [f"{kit}/attn"],
+        "java": ["java", "-Xshare:auto", "-cp", f"{kit}/build:/usr/share/java/jna.jar", "Attn"],
+        "csharp": ["mono", "attn.exe"],
+    }[language]
+
+
+def check_program(language: str) -> list[str]:
+    """Return the command of the program in `CHECKS`, made in the folder of the kit."""
+    kit = binding_kit(language)
+    sources = {"rust": "check.rs", "go": "check.go", "java": "Check.java", "csharp": "Check.cs"}
+    source = CHECKS / sources[language]
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        if language == "rust":
+            (kit / "examples").mkdir()
+            (kit / "examples" / source.name).symlink_to(source)
+            call("cargo", "build", "--release", "--offline", "--example", "check", cwd=kit)
+        elif language == "go":
+            for name in ("go.mod", "attnexport", "library"):
+                (folder / name).symlink_to(kit / name)
+            (folder / source.name).write_text(source.read_text())
+            call("go", "build", "-o", "check", ".", cwd=folder)
+        elif language == "java":
+            paths = f"{kit}/build:/usr/share/java/jna.jar"
+            call("javac", "-Xlint:all", "-Werror", "-d", folder, "-cp", paths, source, cwd=kit)
+        else:
+            call(
+                "mcs", "-warnaserror", f"-out:{folder}/check.exe", "AttnExport.cs", source, cwd=kit
+            )
+            (folder / "libattn_export.so").symlink_to(kit / "libattn_export.so")
+
+    made = once(f"checks/{language}", make)
+    return {
+        "rust": [f"{kit}/target/release/examples/check"],
+        "go": [f"{made}/check"],
+        "java": ["java", "-cp", f"{made}:{kit}/build:/usr/share/java/jna.jar", "Check"],
+        "csharp": ["mono", f"{made}/check.exe"],
+    }[language]
+
+
+# -- random calls ---------------------------------------------------------------------------------
+
+
+def fuzzed(name: str, seed: int, calls: int) -> dict[int, int]:
+    """Return how often each code came in random calls; a sanitizer must find nothing."""
+    kit = sanitized_kit("c", name)
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        built = run(folder, [
+            "cc", "-std=c11", "-Wall", "-Wextra", "-Werror", *SANITIZERS.split(), f"-I{kit}/src",
+            FUZZ, f"-L{kit}/build", f"-Wl,-rpath,{kit}/build", "-lattn_export", "-o", "fuzz",
+        ])  # fmt: skip
+        assert built.returncode == 0, built.stderr
+
+    folder = once(f"fuzz-abi/{name}", make)
+    done = run_sanitized(folder / "fuzz", small_bundle(name), str(seed), str(calls), seconds=600)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return {int(code): int(n) for code, n in re.findall(r"(\d+):(\d+)", done.stdout.decode())}
+
+
+# -- the library in this process ---------------------------------------------------------------
+
+
+class _Value(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p), ("dtype", ctypes.c_int32), ("element_bytes", ctypes.c_int32),
+        ("needed", ctypes.c_int32), ("rank", ctypes.c_int32), ("dims", ctypes.c_int64 * 8),
+        ("axes", ctypes.c_char_p * 8), ("data", ctypes.c_void_p), ("bytes", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+class CallError(Exception):
+    """A call gave another code than 0."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Library:
+    """The library of a small bundle; `call` raises an error for its codes."""
+
+    def __init__(self, name: str) -> None:
+        self._c = ctypes.CDLL(str(library_kit(name) / "build" / "libattn_export.so"))
+        self._c.attn_last_error.restype = ctypes.c_char_p
+        self.folder = library_kit(name) / "bundle"
+
+    def call(self, name: str, *values: object) -> None:
+        given = [ctypes.c_int64(v) if isinstance(v, int) else v for v in values]
+        code = getattr(self._c, f"attn_{name}")(*given)
+        if code:
+            raise CallError(code, self._c.attn_last_error().decode())
+
+    def made(self, name: str, *values: object) -> int:
+        """Return the handle that a function makes."""
+        handle = ctypes.c_uint64()
+        self.call(name, *values, ctypes.byref(handle))
+        return handle.value
+
+    @contextlib.contextmanager
+    def open(self, folder: Path | None = None, abi: int = 1) -> Iterator[int]:
+        path = str(folder or self.folder).encode()
+        bundle = self.made("open", abi, path, None, 1, 0)
+        yield bundle
+        self.call("close", bundle)
+
+    def get(self, handle: int, what: int) -> int:
+        value = ctypes.c_int64()
+        self.call("get", handle, what, ctypes.byref(value))
+        return value.value
+
+    def values(self, bundle: int, kind: int) -> list[str]:
+        names = []
+        for index in range(self.get(bundle, kind)):
+            value = _Value()
+            self.call("describe", bundle, kind, index, ctypes.byref(value))
+            names.append(value.name.decode())
+        return names
+
+    def set_input(self, session: int, index: int, array: np.ndarray) -> np.ndarray:
+        """Set an input to an array, which the caller keeps."""
+        value = _Value(dtype=CODES[array.dtype.name], rank=array.ndim, bytes=array.nbytes)
+        value.dims[: array.ndim] = array.shape
+        value.data = array.ctypes.data
+        self.call("set_input", session, index, ctypes.byref(value))
+        return array
+
+    def output(self, session: int, index: int) -> np.ndarray:
+        """Return an output of the last run, in place."""
+        value = _Value()
+        self.call("output", session, index, ctypes.byref(value))
+        dims = tuple(value.dims[: value.rank])
+        data = (ctypes.c_uint8 * value.bytes).from_address(value.data)
+        return np.frombuffer(data, DTYPES[value.dtype]).reshape(dims)

@@ -1,0 +1,223 @@
+"""The C library and its bindings in Rust, Go, Java and C#, as a user has them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from library_kits import (
+    BINDINGS,
+    CallError,
+    Library,
+    binding_kit,
+    check_program,
+    fuzzed,
+    library_kit,
+    program,
+    run,
+    shell,
+)
+from native_corpus import FILES, Broken, broken_bundles, broken_copy
+from readmes import blocks, commands
+from test_native_kits import cases_of, has_sanitizers, small_bundle
+
+from attn_export import DecodeSession
+from attn_export.parts.kits.kit import LANGUAGES
+
+HEADER = Path(__file__).parents[3] / "attn_export/parts/kits/sources/c/src/attn_export.h"
+MOST_GROWN = {"rust": 2048, "go": 4096, "java": 24576, "csharp": 4096}
+"""KiB of memory that 10,000 steps may add: machines that collect garbage grow by themselves."""
+
+
+@pytest.fixture(autouse=True)
+def _here(need) -> None:
+    need("c")
+
+
+@pytest.fixture(params=BINDINGS)
+def language(request: pytest.FixtureRequest, need) -> str:
+    need(request.param)
+    return str(request.param)
+
+
+# -- bindings ----------------------------------------------------------------------------------
+
+
+def test_the_commands_of_its_readme_build_and_test_it(language: str):
+    kit = binding_kit(language)
+    assert commands(kit) == list(LANGUAGES[language].test)
+    passed = shell(library_kit("in-place"), commands(library_kit("in-place"))[-1])
+    assert passed.stdout.count("ok   ") == 3
+    assert shell(kit, commands(kit)[-1]).stdout == passed.stdout
+
+
+def test_the_other_commands_of_its_readme_run(language: str):
+    kit = binding_kit(language)
+    query = np.random.default_rng(0).standard_normal((3, 5, 16)).astype(np.float32)
+    np.save(kit / "query.npy", query)
+    _, example, decode = blocks(kit, "sh")
+    shell(kit, example)
+    assert " ms per token" in shell(kit, decode).stdout
+    output = np.load(kit / "output.npy")
+    session = DecodeSession(kit / "bundle", threads=1)
+    positions = np.arange(5, dtype=np.int64)[None].repeat(4, 0)
+    truth = session.prefill(query[[0, 1, 2, 0]], position_ids=positions)["output"]
+    np.testing.assert_allclose(output, truth, atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [["run", "no.npy", "1", "o.npy"], ["decode", "x"], ["walk"], []])
+def test_wrong_words_are_one_line(words: list[str], language: str):
+    done = run(binding_kit(language), [*program(language), *words])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_goes_wrong_is_an_error_of_the_language(language: str, tmp_path: Path):
+    bundle = small_bundle("in-place")
+    every = [one for one in broken_bundles(bundle, cases_of(bundle)[0]) if "golden" in one.name][
+        ::3
+    ]
+    graph = "model.ort.onnx"  # which ONNX Runtime refuses if it is cut
+    every += [
+        Broken(what, lambda folder, what=what: FILES[what](folder / graph))
+        for what in ("nothing", "a pipe", "cut in its first field")
+    ]
+    assert len(every) >= 20
+    folders = [broken_copy(bundle, tmp_path / str(i), one) for i, one in enumerate(every)]
+    done = run(binding_kit(language), [*check_program(language), bundle, *folders])
+    assert (done.returncode, done.stderr) == (0, "")
+    *facts, grown = [line.split(": ", 1) for line in done.stdout.splitlines()]
+    wanted = {
+        "step without a prefill": "5", "wrong size": "2", "wrong bytes": "2", "wrong type": "2",
+        "wrong row": "2", "output before a run": "5", "closed": "3 3", "broken": "6",
+        "two threads agree": "true", "other codes of one session in two threads": "0",
+        "copied": "0",
+    }  # fmt: skip
+    assert facts.pop([name for name, _ in facts].index("broken") + len(every) - 1)[1] == "7"
+    assert [(name, says) for name, says in facts if says != wanted[name]] == []
+    assert [name for name, _ in facts].count("broken") == len(every) - 1
+    assert int(grown[1]) <= MOST_GROWN[language]
+
+
+def test_a_library_of_another_version_is_refused(language: str, tmp_path: Path):
+    names = sorted(set(re.findall(r"\b(attn_\w+)\(", HEADER.read_text())))
+    (tmp_path / "a.c").write_text("".join(f"long {name}(void) {{ return 2; }}\n" for name in names))
+    library = tmp_path / "library" / "build" / "libattn_export.so"
+    library.parent.mkdir(parents=True)
+    assert run(tmp_path, ["cc", "-shared", "-fPIC", "a.c", "-o", library]).returncode == 0
+    if language == "csharp":
+        for path in (binding_kit(language) / "attn.exe", library):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    done = run(tmp_path, [*program(language), "self-test"], LD_LIBRARY_PATH=str(library.parent))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "the library is not of version 1\n"
+
+
+# -- the library -------------------------------------------------------------------------------
+
+
+def prefilled(library: Library, bundle: int, query: np.ndarray, *more: object) -> int:
+    session = library.made("session", bundle)
+    library.set_input(session, 0, query)
+    library.call("prefill", session, *(more or (16, None, 0)))
+    return session
+
+
+@pytest.mark.parametrize("name", ["in-place", "append"])
+def test_steps_rewinds_and_forks_give_what_one_prefill_gives(name: str):
+    library, query = Library(name), np.random.default_rng(1).random((2, 6, 16), np.float32)
+    first, second, last = (np.ascontiguousarray(query[:, at]) for at in np.split(range(6), [3, 5]))
+    with library.open() as bundle:
+        whole = library.output(prefilled(library, bundle, query), 0)
+        session = prefilled(library, bundle, first)
+        copied = library.get(session, 17)
+        for tokens in (second, last):
+            library.set_input(session, 0, tokens)
+            library.call("step", session)
+        np.testing.assert_allclose(library.output(session, 0), whole[:, 5:], atol=1e-6)
+        assert (copied, library.get(session, 17), library.get(session, 16)) == (0, 0, 6)
+        library.call("rewind", session, 3)
+        rows = np.array([1, 0, 1])
+        fork = library.made("fork", session, rows.ctypes.data_as(np.ctypeslib.ctypes.c_void_p), 3)
+        library.call("close", session)
+        rest = np.ascontiguousarray(query[rows, 3:])
+        library.set_input(fork, 0, rest)
+        library.call("step", fork)
+        np.testing.assert_allclose(library.output(fork, 0), whole[rows, 3:], atol=1e-6)
+
+
+def test_rows_of_unlike_lengths_give_what_each_alone_gives():
+    library, query = Library("in-place"), np.random.default_rng(2).random((2, 4, 16), np.float32)
+    lengths, step = np.array([2, 4]), np.full((2, 1, 16), 0.5, np.float32)
+    with library.open() as bundle:
+        pointer = lengths.ctypes.data_as(np.ctypeslib.ctypes.c_void_p)
+        session = prefilled(library, bundle, query, 8, pointer, 2)
+        library.set_input(session, 0, step)
+        library.call("step", session)
+        together = library.output(session, 0).copy()
+        for row, length in enumerate(lengths):
+            alone = prefilled(library, bundle, np.ascontiguousarray(query[row : row + 1, :length]))
+            library.set_input(alone, 0, step[:1])
+            library.call("step", alone)
+            np.testing.assert_allclose(library.output(alone, 0)[0], together[row], atol=1e-6)
+    with Library("append").open() as bundle, pytest.raises(CallError, match="unlike lengths"):
+        prefilled(Library("append"), bundle, query, 0, pointer, 2)
+
+
+def test_a_cache_in_place_stays_where_it_is_and_ones_own_is_written():
+    library, query = Library("in-place"), np.ones((1, 1, 16), np.float32)
+    with library.open() as bundle:
+        inputs, outputs = (library.values(bundle, kind) for kind in (0, 1))
+        key = outputs.index("present_key")
+        session = prefilled(library, bundle, query)
+        at = library.output(session, key).ctypes.data
+        for _ in range(5):
+            library.call("step", session)
+            assert library.output(session, key).ctypes.data == at
+        own = library.made("session", bundle)
+        shape = library.output(session, key).shape
+        arrays = {
+            "query": query, "past_length": np.zeros(1, np.int64),
+            "position_ids": np.zeros((1, 1), np.int64),
+        }  # fmt: skip
+        arrays |= {name: np.zeros(shape, np.float32) for name in ("past_key", "past_value")}
+        for index, name in enumerate(inputs):
+            library.set_input(own, index, arrays[name])
+        library.call("run", own)
+        assert library.output(own, key).ctypes.data == arrays["past_key"].ctypes.data
+        assert arrays["past_key"].any()
+
+
+def test_libraries_of_two_bundles_share_a_process():
+    libraries = [Library(name) for name in ("in-place", "append")]
+    with libraries[0].open() as one, libraries[1].open() as other:
+        values = [
+            library.values(bundle, 0)
+            for library, bundle in zip(libraries, (one, other), strict=True)
+        ]
+    assert ["attn_mask" in names for names in values] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "wrong"),
+    [
+        (9, "the program is for version 2", lambda lib: lib.made("open", 2, b"x", None, 0, 0)),
+        (6, "nowhere/", lambda lib: lib.made("open", 1, b"/nowhere", None, 0, 0)),
+        (7, "cannot be loaded", lambda lib: lib.made("open", 1, b"x", b"/nowhere.so", 0, 0)),
+        (7, "is not ONNX Runtime", lambda lib: lib.made("open", 1, b"x", b"libm.so.6", 0, 0)),
+        (3, "77 is no open bundle", lambda lib: lib.made("session", 77)),
+    ],
+)  # fmt: skip
+def test_wrong_calls_have_a_code_and_a_line(code: int, says: str, wrong):
+    with pytest.raises(CallError, match=says) as error:
+        wrong(Library("append"))
+    assert error.value.code == code
+
+
+def test_calls_at_random_are_no_crash(tmp_path: Path, request: pytest.FixtureRequest):
+    if not has_sanitizers("c", tmp_path):
+        is_required = "c" in request.config.getoption("--require")
+        (pytest.fail if is_required else pytest.skip)("the compiler has no sanitizers")
+    assert fuzzed("in-place", seed=1, calls=1500)[3] > 0
