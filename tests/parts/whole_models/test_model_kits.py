@@ -68,8 +68,9 @@ def kit_of_model(language: str, kind: str, most: int = MOST) -> Path:
         elif language in BINDINGS:
             build = kit_of_model("c", kind, most) / "build"
             (kit / "library" / "build").symlink_to(build)
-            if language == "csharp":
-                (kit / "attn.exe").symlink_to(binding_kit(language) / "attn.exe")
+            if language == "csharp":  # Mono looks for the library beside the program
+                shutil.copy(binding_kit(language) / "attn.exe", kit)
+                shutil.copy(build / "libattn_export.so", kit)
         elif language != "python":
             (kit / "node_modules").symlink_to(home() / language / "node_modules")
 
