@@ -134,7 +134,9 @@ def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
     for model in models.values():
         for name, tensor in _weights(model).items():
             first = weights.setdefault(name, tensor)
-            assert same_bytes(first, tensor), f"two weights {name}"
+            # What is computed when it is written would be computed twice more; runs judge it.
+            is_lazy = isinstance(tensor, ir.LazyTensor)
+            assert is_lazy or same_bytes(first, tensor), f"two weights {name}"
     if len(models) == 1 and sum(t.nbytes for t in weights.values()) <= EXTERNAL_ABOVE:
         weights = {}
     if weights:

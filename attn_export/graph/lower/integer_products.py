@@ -158,8 +158,10 @@ def _pack_weight(model: ir.Model, name: str, weight: _Weight) -> list[ir.Value]:
 
 def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
     """Pack unsigned integers of 4 bits along the last axis, the first in the lower half."""
-    odd = [(0, 0)] * (numbers.ndim - 1) + [(0, numbers.shape[-1] % 2)]
-    packed: np.ndarray = join_nibbles(np.pad(numbers.astype(np.uint8), odd))
+    numbers = numbers.astype(np.uint8)
+    if numbers.shape[-1] % 2:
+        numbers = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, 1)])
+    packed: np.ndarray = join_nibbles(numbers)
     return packed
 
 

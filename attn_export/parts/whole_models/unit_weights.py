@@ -90,8 +90,8 @@ class _Stored:
         number: The place of the unit in the model.
         kind: The name of its class.
         types: The types that its weights are rounded to, before they are widened.
-        changed: Functions that return weights in place of those of the checkpoint, in float32.
-            Copies of the model share them.
+        changed: Functions that return rows of weights in place of those of the checkpoint, in
+            float32. Copies of the model share them.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class _Stored:
         self._like = kind, *((path, tuple(weight.shape)) for path, weight in weights.items())
         alike.first.setdefault(self._like, self)
         self.types = {path: weight.dtype for path, weight in weights.items()}
-        self.changed = dict[str, Callable[[], Tensor]]()
+        self.changed = dict[str, Callable[[slice], Tensor]]()
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # views of mapped files
@@ -121,7 +121,7 @@ class _Stored:
     ) -> Tensor:
         self._files.check()
         if path in unit.changed:
-            return unit.changed[path]()[rows].to(dtype)
+            return unit.changed[path](rows).to(dtype)
         return unit.weights[path][rows].to(self.types[path]).to(dtype)
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
@@ -267,10 +267,10 @@ class ChangedWeights:
         weight: Tensor = stored.read(path, _holder(unit, path).dtype)
         return weight
 
-    def change(self, owner: nn.Module, leaf: str, read: Callable[[], Tensor]) -> None:
+    def change(self, owner: nn.Module, leaf: str, read: Callable[[slice], Tensor]) -> None:
         """Let a weight be another one, which no other place shares.
 
-        `read`: Returns it.
+        `read`: Returns rows of it.
         """
         unit, path = self._places[id(owner), leaf]
         stored: Any = unit._stored_weights

@@ -38,6 +38,10 @@ BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
 
 
+_PIECE = 2**24
+"""The number of elements of a weight that are dequantised together."""
+
+
 class CheckpointWeights(IntegerLinears):
     """The weights of a model that are integers in its checkpoint."""
 
@@ -83,9 +87,18 @@ class QuantisedWeights(QuantisedLinears):
             weight, integers=in_file(weight.integers), scales=in_file(weight.scales)
         )
 
-        def rounded() -> Tensor:
-            exact = torch.from_numpy(stored.dequantised())
-            return exact.T if by_output else exact
+        def rounded(rows: slice) -> Tensor:
+            if not by_output:
+                return torch.from_numpy(stored.dequantised())[rows]
+            # In pieces, since what is [in, out] would be copied whole to be contiguous.
+            integers, scales = stored.integers[:, rows], stored.scales[:, rows]
+            inputs, outputs = integers.shape
+            exact, step = torch.empty(outputs, inputs), max(_PIECE // inputs, 1)
+            for start in range(0, outputs, step):
+                of = slice(start, start + step)
+                piece = dataclasses.replace(stored, integers=integers[:, of], scales=scales[:, of])
+                exact[of] = torch.from_numpy(piece.dequantised()).T
+            return exact
 
         self._changed.change(layer, name, rounded)
         return stored
