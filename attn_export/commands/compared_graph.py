@@ -97,6 +97,9 @@ STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _EMBEDDED_BELOW = 2**30
 """The size of weights in bytes from which a graph is written with external data."""
 
+_ALIGNMENT = 64
+"""That of tensors in the file of external data, in bytes."""
+
 
 def write_bundle(
     folder: Path,
@@ -138,15 +141,36 @@ def _copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
     """Copy a graph. External data is embedded, or written to one file if it is large."""
     import onnx
 
-    from attn_export.graph.load import load_model, tensors_of
+    from attn_export.graph.load import load_model, weight_files
 
-    if not any(t.data_location == onnx.TensorProto.EXTERNAL for t in tensors_of(model)):
+    files = weight_files(model, path.parent)
+    if not files:
         shutil.copyfile(path, target)
-        return
-    loaded = load_model(path)
-    large = sum(len(t.raw_data) for t in tensors_of(loaded)) >= _EMBEDDED_BELOW
-    location = f"{target.name}.data" if large else None
-    onnx.save_model(loaded, target, save_as_external_data=large, location=location)
+    elif sum(file.stat().st_size for file in files) < _EMBEDDED_BELOW:
+        onnx.save_model(load_model(path), target)
+    else:
+        _copy_large(path, target)
+
+
+def _copy_large(path: Path, target: Path) -> None:
+    """Copy a graph, with the external data of one tensor in memory at a time."""
+    from onnx import TensorProto
+    from onnx.external_data_helper import set_external_data
+
+    from attn_export.graph.load import embed, load_proto, refuse_bad_data, tensors_of
+
+    model, data = load_proto(path), target.with_name(f"{target.name}.data")
+    refuse_bad_data(model, path)
+    with data.open("wb") as file:
+        for tensor in tensors_of(model):
+            if tensor.data_location != TensorProto.EXTERNAL:
+                continue
+            embed(tensor, path.parent)
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            set_external_data(tensor, data.name, file.tell(), len(tensor.raw_data))
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+    target.write_bytes(model.SerializeToString())
 
 
 def _entry(model: onnx.ModelProto, file: GraphFile) -> dict[str, Any]:
