@@ -28,7 +28,7 @@ from attn_export.quantiser import (
 )
 
 BLOCKS = (256, 128, 64, 32, 16)
-"""Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
+"""Block sizes of MatMulNBits. Scales of other blocks are repeated for the largest that fits."""
 
 UINT8 = ir.DataType.UINT8
 
@@ -56,13 +56,14 @@ class _Weight:
         integers: `[in, out]`.
         scales: `[in / block, out]`, or `[out]`.
         zeros: The zero points, of the shape of the scales; None if all are 0.
-        block: The number of inputs that share a scale in MatMulNBits.
+        shared: The number of inputs that share a scale; 0 for all.
+        block: That in MatMulNBits.
     """
 
     integers: ir.TensorProtocol
     scales: ir.TensorProtocol
     zeros: ir.TensorProtocol | None
-    is_blocked: bool
+    shared: int
     block: int
 
     @property
@@ -77,28 +78,27 @@ class _Weight:
 
     def spread(self, tensor: ir.TensorProtocol) -> np.ndarray:
         """Return scales or zero points of all blocks, `[in / block, out]`."""
-        array = tensor.numpy()
-        return array if self.is_blocked else np.tile(array, (self.shape[0] // self.block, 1))
+        array = np.atleast_2d(tensor.numpy())
+        return np.repeat(array, (self.shared or self.shape[0]) // self.block, axis=0)
 
 
 def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: _Weight) -> None:
     """Replace a DequantizeLinear by operators of float32: (integer - zero point) * scale."""
     op = Builder(model, node)
     inputs, outputs = weight.shape
-    blocked = weight.is_blocked
     integers, scales, zeros = (optional_input(node, index) for index in range(3))
 
     def beside(x: ir.Value | None) -> ir.Value | None:
         """Add an axis for the elements of a block, if there are blocks."""
-        return op("Unsqueeze", x, op.ints(1)) if blocked else x
+        return op("Unsqueeze", x, op.ints(1)) if weight.shared else x
 
     value = op("Cast", integers, to=FLOAT)
-    if blocked:
-        value = op("Reshape", value, op.ints(inputs // weight.block, -1, outputs))
+    if weight.shared:
+        value = op("Reshape", value, op.ints(-1, weight.shared, outputs))
     if zeros is not None:
         value = op("Sub", value, beside(op("Cast", zeros, to=FLOAT)))
     value = op("Mul", value, beside(scales))
-    if blocked:
+    if weight.shared:
         value = op("Reshape", value, op.ints(inputs, outputs))
     take_over(node.outputs[0], value)
     model.graph.remove(node, safe=True)
@@ -127,8 +127,8 @@ def _read(node: ir.Node) -> _Weight | None:
     ):
         return None
     rows = integers.shape.numpy()[0]
-    block = next((b for b in BLOCKS if rows % b == 0 and (not blocked or b == blocked)), None)
-    return None if block is None else _Weight(integers, scales, zeros, bool(blocked), block)
+    block = next((b for b in BLOCKS if (blocked or rows) % b == 0), None)
+    return None if block is None else _Weight(integers, scales, zeros, blocked, block)
 
 
 def _pack_weight(model: ir.Model, name: str, weight: _Weight) -> list[ir.Value]:
