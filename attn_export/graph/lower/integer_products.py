@@ -27,7 +27,7 @@ from attn_export.quantiser import (
 )
 
 BLOCKS = (256, 128, 64, 32, 16)
-"""Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
+"""Block sizes of MatMulNBits. Scales of other blocks are repeated for the largest that fits."""
 
 UINT8 = ir.DataType.UINT8
 
@@ -51,20 +51,20 @@ def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: QuantisedWeig
     """Replace a DequantizeLinear by operators of float32: (integer - zero point) * scale."""
     op = Builder(model, node)
     inputs, outputs = weight.integers.shape
-    blocked = node.attributes.get_int("block_size", 0) > 0
+    block = node.attributes.get_int("block_size", 0)
     integers, scales, zeros = (optional_input(node, index) for index in range(3))
 
     def beside(x: ir.Value | None) -> ir.Value | None:
         """Add an axis for the elements of a block, if there are blocks."""
-        return op("Unsqueeze", x, op.ints(1)) if blocked else x
+        return op("Unsqueeze", x, op.ints(1)) if block else x
 
     value = op("Cast", integers, to=FLOAT)
-    if blocked:
-        value = op("Reshape", value, op.ints(len(weight.scales), -1, outputs))
+    if block:
+        value = op("Reshape", value, op.ints(-1, block, outputs))
     if zeros is not None:
         value = op("Sub", value, beside(op("Cast", zeros, to=FLOAT)))
     value = op("Mul", value, beside(scales))
-    if blocked:
+    if block:
         value = op("Reshape", value, op.ints(inputs, outputs))
     take_over(node.outputs[0], value)
     model.graph.remove(node, safe=True)
@@ -93,12 +93,12 @@ def _read(node: ir.Node) -> QuantisedWeight | None:
     ):
         return None
     rows = integers.shape.numpy()[0]
-    block = next((b for b in BLOCKS if rows % b == 0 and (not blocked or b == blocked)), None)
+    block = next((b for b in BLOCKS if (blocked or rows) % b == 0), None)
     if block is None:
         return None
 
     def spread(array: np.ndarray) -> np.ndarray:
-        return array if blocked else np.tile(array, (rows // block, 1))
+        return np.repeat(np.atleast_2d(array), (blocked or rows) // block, axis=0)
 
     return QuantisedWeight(
         dtype, integers.numpy().astype(np.int64), spread(scales.numpy()),
