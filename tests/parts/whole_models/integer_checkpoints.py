@@ -74,6 +74,8 @@ LAYOUTS = {
     "gptq, 8 bits": Layout("gptq", version="gptq", bits=8),
     "awq": Layout("awq"),
     "awq, one group": Layout("awq", group=64),
+    "awq, groups of 96": Layout("awq", group=96),
+    "awq, groups of 24": Layout("awq", group=24),
     "W4A16": Layout("compressed-tensors", version="pack-quantized", is_symmetric=True),
     "W4A16, asymmetric": Layout("compressed-tensors", version="pack-quantized", is_ordered=False),
     "W8A16": Layout(

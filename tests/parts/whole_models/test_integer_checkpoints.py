@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from integer_checkpoints import LAYOUTS, Stored, integer_checkpoint
+from integer_checkpoints import LAYOUTS, Layout, Stored, integer_checkpoint, words
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
@@ -26,7 +26,8 @@ from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 
 ROWS = {
     "gptq": "llama", "gptq v2, symmetric": "phi3", "gptq, desc_act": "qwen2",
-    "gptq, 8 bits": "gemma", "awq": "mistral", "awq, one group": "qwen3", "W4A16": "llama",
+    "gptq, 8 bits": "gemma", "awq": "mistral", "awq, one group": "qwen3",
+    "awq, groups of 96": "llama", "awq, groups of 24": "llama", "W4A16": "llama",
     "W4A16, asymmetric": "qwen3", "W8A16": "phi3", "int8": "llama",
 }  # fmt: skip
 """The type of a model for each layout."""
@@ -102,7 +103,8 @@ def expected(layers: Mapping[str, Stored], name: str) -> list[np.ndarray]:
 @pytest.mark.parametrize(("name", "kind"), ROWS.items(), ids=ROWS)
 def test_graphs_have_the_integers_of_the_checkpoint(name, kind, tmp_path):
     of = LAYOUTS[name]
-    _, layers = integer_checkpoint(tmp_path, kind, of, num_hidden_layers=1)
+    sizes = {"hidden_size": 96, "intermediate_size": 96} if of.group in (24, 96) else {}
+    _, layers = integer_checkpoint(tmp_path, kind, of, num_hidden_layers=1, **sizes)
     graphs, _ = lower_all(export(Subject.from_model(tmp_path)), ("standard", "ort"))
     assert len(graphs) == 3
     eights: dict[str, np.ndarray] = {}
@@ -129,6 +131,9 @@ def test_graphs_have_the_integers_of_the_checkpoint(name, kind, tmp_path):
             np.testing.assert_array_equal(scales, own_scales)
             seen += own.size
         assert seen == sum(each.integers.size for each in layers.values())
+        # MatMulNBits takes blocks of 16 inputs and their multiples.
+        packed = any(node.op_type == "MatMulNBits" for node in model.graph.node)
+        assert packed == (graph.file.dialect == "ort" and of.group != 24)
 
 
 @pytest.mark.parametrize("name", ["gptq, desc_act", "awq", "W4A16", "W8A16"])
@@ -171,6 +176,74 @@ def test_other_integers_than_those_of_the_checkpoint_are_found(tmp_path):
         dialects=("ort",), runtimes=["ort-cpu"],
     )  # fmt: skip
     assert run(["compare", "--model", str(folder), "--graphs", str(out)]) == 6
+
+
+OF_GENAI = Path(__file__).parent / "quantised" / "llama-int4"
+FLOATS = Path(__file__).parent / "exports" / "llama" / "checkpoint"
+
+
+def checkpoint_of_genai(folder: Path) -> None:
+    """Write the checkpoint of which onnxruntime-genai's graph has the integers, packed W4A16."""
+    model = onnx.load(OF_GENAI / "model.onnx")
+    arrays = {x.name: numpy_helper.to_array(x) for x in model.graph.initializer}
+    tensors = load_file(FLOATS / "model.safetensors")
+    for node in (node for node in model.graph.node if node.op_type == "MatMulNBits"):
+        of = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        integers, scales = nibbles(arrays[node.input[1]])[:, : of["K"]], arrays[node.input[2]]
+        scales = scales.reshape(of["N"], -1)
+        path, start = node.input[1].removesuffix(".MatMul.weight_Q4"), 0
+        above, _, own = path.replace(".attn.", ".self_attn.").rpartition(".")
+        for name in ("q_proj", "k_proj", "v_proj") if own == "qkv_proj" else (own,):
+            weight = f"{above}.{name}.weight".removeprefix(".")
+            rows = slice(start, start + len(tensors[weight]))
+            start, q, s = rows.stop, integers[rows], scales[rows]
+            if of["K"] % of["block_size"]:
+                exact = (q - 8) * s.repeat(of["block_size"], 1)[:, : of["K"]]
+                tensors[weight] = torch.from_numpy(exact.astype(np.float32))
+                continue
+            del tensors[weight]
+            tensors |= {
+                f"{weight}_packed": words(q, 4, 1), f"{weight}_scale": torch.tensor(s),
+                f"{weight}_shape": torch.tensor(q.shape),
+            }  # fmt: skip
+    save_file(tensors, folder / "model.safetensors")
+    layout = Layout("compressed-tensors", version="pack-quantized", is_symmetric=True)
+    config = json.loads((FLOATS / "config.json").read_text())
+    config["quantization_config"] = layout.config(["re:.*down_proj"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_graph_of_others_whose_kernels_round_inputs_needs_a_budget_for_that(tmp_path, capsys):
+    checkpoint_of_genai(tmp_path)
+    options = ["--model", str(tmp_path), "--graphs", str(OF_GENAI), "--runtime", "ort-cpu"]
+    assert run(["compare", *options]) == 6  # its kernels round inputs
+    assert "the rest in a copy of the graph with level 1" in capsys.readouterr().out
+    assert run(["compare", *options, "--budget", "sqnr>=20"]) == 0
+    assert "judged by the integers of the checkpoint" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of a checkpoint in a layout, written once."""
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("checkpoint")
+            integer_checkpoint(made[name], "llama", LAYOUTS[name], num_hidden_layers=1)
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize("option", ["--weights-dtype=int4", "--dtype=float16"])
+def test_options_that_change_integers_are_refused(option, tmp_path, checkpoints, capsys):
+    out = tmp_path / "out"
+    assert run(["build", "--model", str(checkpoints("awq")), "-o", str(out), option]) == 2
+    error = capsys.readouterr().err
+    assert "holds weights of integers, which are built as they are" in error
+    assert error.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
 
 
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
@@ -255,20 +328,6 @@ BAD: list[tuple[str, Change, str]] = [
     ("int8", of_tensor("weight", torch.Tensor.float), "weight is F32, not I8"),
     ("int8", of_tensor("weight_zero_point", torch.Tensor.int), "weight_zero_point is"),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder of a checkpoint in a layout, written once."""
-    made: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("checkpoint")
-            integer_checkpoint(made[name], "llama", LAYOUTS[name], num_hidden_layers=1)
-        return made[name]
-
-    return of
 
 
 @pytest.mark.parametrize(("name", "change", "message"), BAD, ids=range(len(BAD)))
