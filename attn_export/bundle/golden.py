@@ -220,7 +220,7 @@ class GoldenEvidence:
 
 # -- the cases that golden vectors must contain; docs/parity.md defines them --------------------
 
-_LEAST_SIZES = 3
+LEAST_SIZES = 3
 """The least number of different sizes that each dynamic axis of an input must have."""
 
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
@@ -289,8 +289,8 @@ def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterat
             yield f"none is {name!r}"
     for axis in {axis for shape in inputs.values() for axis in shape if isinstance(axis, str)}:
         sizes = {case.sizes.get(axis, 0) for case in cases}
-        if len(sizes) < _LEAST_SIZES:
-            yield f"{axis} has {len(sizes)} sizes, not {_LEAST_SIZES} or more"
+        if len(sizes) < LEAST_SIZES:
+            yield f"{axis} has {len(sizes)} sizes, not {LEAST_SIZES} or more"
         smallest = SMALLEST.get(axis if ours else manifest.roles.get(axis, axis))
         least = smallest if ours else manifest.bounds.get(axis, [smallest])[0]
         if smallest is not None and least == smallest and smallest not in sizes:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import structs, to_builtins
 
-from attn_export.bundle.golden import INDEX, read_index
+from attn_export.bundle.golden import INDEX, LEAST_SIZES, read_index
 from attn_export.bundle.quality_vectors import FLOAT, measured_folders
 from attn_export.cases.draw import seed_of
 from attn_export.errors import counted
@@ -95,8 +97,10 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
             choices.append((entry, rows, sizes))
     count = _count([sizes for _, _, sizes in choices], most_bytes)
     # Where not even one position of each case fits, what `verify` asks for is kept first.
-    shown = {name for entry in entries for name in entry.contents}
-    needed = {entry.name for entry, _, _ in choices if _is_needed(entry, shown)}
+    shown, least = set[Any](), _least(index.cases)
+    for entry in entries:
+        _is_needed(entry, shown, least)
+    needed = {entry.name for entry, _, _ in choices if _is_needed(entry, shown, least)}
     choices.sort(key=lambda choice: choice[0].name not in needed)
     left = most_bytes
     for entry, rows, sizes in choices:
@@ -118,14 +122,28 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
     )
 
 
-def _is_needed(entry: CaseEntry, shown: set[str]) -> bool:
-    """Return whether a case is the base, changes one input, or has patterns that none before has.
+def _least(entries: Sequence[CaseEntry]) -> dict[str, int]:
+    """Return the smallest size of each axis."""
+    axes = {axis for entry in entries for axis in entry.sizes}
+    return {axis: min(e.sizes[axis] for e in entries if axis in e.sizes) for axis in axes}
 
-    `shown`: The patterns of the cases before, to which its own are added.
+
+def _is_needed(entry: CaseEntry, shown: set[Any], least: Mapping[str, int]) -> bool:
+    """Return whether `verify` asks for a case: none before shows what it does.
+
+    It is the base, changes one input, has new patterns, the smallest size of an axis, or one of the
+    first sizes of it.
+
+    `shown`: The patterns of the cases before, and their sizes, to which its own are added.
+    `least`: The smallest size of each axis.
     """
-    new = set(entry.contents) - shown
+    new: set[Any] = {*entry.contents, *entry.sizes.items()} - shown
+    counts = Counter(each[0] for each in shown if isinstance(each, tuple))
     shown |= new
-    return bool(new) or entry.name.startswith((BASE, CHANGED))
+    return entry.name.startswith((BASE, CHANGED)) or any(
+        isinstance(each, str) or counts[each[0]] < LEAST_SIZES or each[1] == least[each[0]]
+        for each in new
+    )
 
 
 def _by_rank(elements: list[list[np.ndarray]]) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from tiny_decoders import tiny_decoder
 from attn_export import Subject
 from attn_export.commands.build import build
 from attn_export.commands.bundle_graphs import lower_all
+from attn_export.commands.verify import verify
 from attn_export.errors import WeightsError
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
@@ -61,6 +62,21 @@ def test_graphs_and_weights_are_those_of_a_build_in_memory(
     by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype, layers)
     assert {n: x for n, x in by_unit.items() if x != whole.get(n)} == {}
     assert len(by_unit) == len(whole) >= 3
+
+
+def test_bundles_of_models_whose_evidence_does_not_fit_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is at real vocabularies and depths: of some cases not one position is stored."""
+    tiny_decoder("llama").save_pretrained(tmp_path / "checkpoint")
+    monkeypatch.setattr(model_oracle, "LARGE", 0)
+    monkeypatch.setattr(model_oracle, "MOST_BYTES", 1)
+    run: Any = {"runtimes": ["ort-cpu"]}
+    subject = Subject.from_model(tmp_path / "checkpoint")
+    report = build(subject, tmp_path / "bundle", dialects=["standard"], **run)
+    assert any(note.startswith("stored evidence") for note in report.notes)
+    again = verify(tmp_path / "bundle", **run)
+    assert again.passed, str(again)
 
 
 def test_a_checkpoint_that_changes_meanwhile_is_not_read_on(
