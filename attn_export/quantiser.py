@@ -32,7 +32,7 @@ FLOAT32_PRODUCTS, INTEGER_PRODUCTS = 1, 4
 """The accuracy levels of MatMulNBits: inputs in float32, and inputs rounded to 8-bit integers."""
 
 _PIECE = 2**24
-"""The number of elements of a weight that are rounded together."""
+"""The number of elements of a weight that are rounded, or dequantised, together."""
 
 RANGES = {"int4": (-7, 7), "uint4": (0, 15), "int8": (-127, 127), "uint8": (0, 255)}
 """The smallest and largest integer by dtype. Signed ranges are symmetric, without the lowest
@@ -99,6 +99,21 @@ class QuantisedWeight:
             return rows
         weights = np.empty_like(rows)
         weights[self.order] = rows
+        return weights
+
+    def by_output(self, outputs: slice = slice(None)) -> Array:
+        """Return the dequantised weights of some outputs as a linear layer has them, `[out, in]`.
+
+        They are float32, and computed in pieces: what is `[in, out]` would be copied whole.
+        """
+        given = {"integers": self.integers, "scales": self.scales, "zero_points": self.zero_points}
+        parts = {name: array[:, outputs] for name, array in given.items() if array is not None}
+        inputs, count = parts["integers"].shape
+        weights, step = np.empty((count, inputs), np.float32), max(_PIECE // inputs, 1)
+        for start in range(0, count, step):
+            of = slice(start, start + step)
+            piece: dict[str, Any] = {name: array[:, of] for name, array in parts.items()}
+            weights[of] = dataclasses.replace(self, **piece).dequantised().T
         return weights
 
 

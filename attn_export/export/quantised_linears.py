@@ -138,7 +138,7 @@ class QuantisedLinears(IntegerLinears):
     floating, except that of the `head`, which gets one of its own.
 
     Attributes:
-        rounded: The numbers of elements of rounded weights, by the name of the parameter.
+        rounded: The names of the parameters that are rounded.
         notes: What was rounded, for the report.
     """
 
@@ -153,7 +153,7 @@ class QuantisedLinears(IntegerLinears):
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
         super().__init__()
-        self.rounded: dict[str, int] = {}
+        self.rounded: list[str] = []
         self._floats: list[tuple[nn.Module, str, Tensor]] = []
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
         for path, layer in module.named_modules():
@@ -169,7 +169,8 @@ class QuantisedLinears(IntegerLinears):
             )
         blocks = sorted({x.block for _, _, x, _ in self._places if x.is_blocked})
         block = f"in blocks of {' and '.join(map(str, blocks))}" if blocks else "by output"
-        share = sum(self.rounded.values()) / sum(x.numel() for x in module.parameters())
+        numbers = sum(x.integers.size for _, _, x, _ in self._places)
+        share = numbers / sum(x.numel() for x in module.parameters())
         self.notes = (
             f"{counted(len(self.rounded), 'weight')}, {share:.0%} of all numbers, are "
             f"{dtype} {block}; embeddings, norms and biases stay floating",
@@ -191,7 +192,7 @@ class QuantisedLinears(IntegerLinears):
         except ValueError as error:
             raise WeightsError(f"the weight {name} cannot be quantised: {error}") from error
         integers = self.replace(layer, own_name, integers, by_output=by_output)
-        self.rounded[name] = weight.numel()
+        self.rounded.append(name)
         self._places.append((layer, own_name, integers, by_output))
 
     def read(self, layer: nn.Module, name: str) -> Tensor:
@@ -203,9 +204,8 @@ class QuantisedLinears(IntegerLinears):
     ) -> QuantisedWeight:
         """Let a layer have a weight that is rounded, and return what is stored of it."""
         self._floats.append((layer, name, layer.get_parameter(name).data))
-        exact = weight.dequantised()
-        rounded = torch.from_numpy(np.ascontiguousarray(exact.T) if by_output else exact)
-        setattr(layer, name, nn.Parameter(rounded, requires_grad=False))
+        exact = weight.by_output() if by_output else weight.dequantised()
+        setattr(layer, name, nn.Parameter(torch.from_numpy(exact), requires_grad=False))
         return weight
 
     @contextlib.contextmanager

@@ -179,7 +179,7 @@ class IntegerSource(TensorSource):
         tensors = self.plain.read(name for name in names if not self._is_stored(name))
         for name in filter(self._is_stored, names):
             weight = self.weights[name] = self._read_weight(name)
-            tensors[name] = torch.from_numpy(weight.dequantised().T.copy())
+            tensors[name] = torch.from_numpy(weight.by_output())
         return tensors
 
     def _is_stored(self, name: str) -> bool:
@@ -273,7 +273,7 @@ class ModelIntegers:
 def _is_same(parameter: Tensor, weight: QuantisedWeight) -> bool:
     import torch
 
-    return torch.equal(parameter, torch.from_numpy(weight.dequantised().T))
+    return torch.equal(parameter, torch.from_numpy(weight.by_output()))
 
 
 _KEPT: WeakKeyDictionary[nn.Module, ModelIntegers] = WeakKeyDictionary()

@@ -38,10 +38,6 @@ BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
 
 
-_PIECE = 2**24
-"""The number of elements of a weight that are dequantised together."""
-
-
 class CheckpointWeights(IntegerLinears):
     """The weights of a model that are integers in its checkpoint."""
 
@@ -88,17 +84,8 @@ class QuantisedWeights(QuantisedLinears):
         )
 
         def rounded(rows: slice) -> Tensor:
-            if not by_output:
-                return torch.from_numpy(stored.dequantised())[rows]
-            # In pieces, since what is [in, out] would be copied whole to be contiguous.
-            integers, scales = stored.integers[:, rows], stored.scales[:, rows]
-            inputs, outputs = integers.shape
-            exact, step = torch.empty(outputs, inputs), max(_PIECE // inputs, 1)
-            for start in range(0, outputs, step):
-                of = slice(start, start + step)
-                piece = dataclasses.replace(stored, integers=integers[:, of], scales=scales[:, of])
-                exact[of] = torch.from_numpy(piece.dequantised()).T
-            return exact
+            exact = stored.by_output(rows) if by_output else stored.dequantised()[rows]
+            return torch.from_numpy(exact)
 
         self._changed.change(layer, name, rounded)
         return stored
@@ -168,6 +155,5 @@ def oracle_of_integers(
     `axes`: The shape of each output; dynamic axes by name.
     """
     if is_by_unit(subject.module):
-        subject.restores_state = False  # which would take weights away from other runs
         return _QuantisedUnitOracle(subject, weights, axes)
     return _QuantisedModelOracle(subject, weights)
