@@ -217,11 +217,10 @@ class Runtime(Protocol):
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine: ...
 
-    def load_in_slices(self, _: Path, __: int, ___: int, ____: Path) -> Engine | None:
+    def load_in_slices(self, _: Path, __: int, ___: int) -> Engine | None:
         """Load a graph whose weights are too large for this process; None if it cannot do that.
 
-        It is given the file, the number of threads, the bytes of weights in memory at once, and a
-        folder that it may make for files of its own.
+        It is given the file, the number of threads, and the bytes of weights in memory at once.
         """
         return None
 

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from attn_export.errors import one_line
 from attn_export.graph.load import load_proto, names_read
 from attn_export.runtimes.protocol import Engine, Facts
+from attn_export.temp_folders import in_file
 
 if TYPE_CHECKING:
     from attn_export.results import Arrays
@@ -51,20 +52,16 @@ class SlicedEngine(Engine):
 
     `graph`: Its file.
     `most`: The bytes of weights of a slice.
-    `folder`: A folder to make, for outputs of slices.
     `facts`: Those of the sessions of all slices.
     `load`: Returns an engine for the bytes of a model whose external data lie beside the graph, and
         for the bytes of its floating weights. Those of integers need the layout of their kernels.
     """
 
     def __init__(
-        self, graph: Path, most: int, folder: Path, load: Callable[[bytes, int], Engine],
-        facts: Facts,
-    ) -> None:  # fmt: skip
+        self, graph: Path, most: int, load: Callable[[bytes, int], Engine], facts: Facts
+    ) -> None:
         self._load_model, self._facts, self._model = load, facts, load_proto(graph)
         self._slices = list(_cut(self._model, most))
-        self._folder, self._files = folder, itertools.count()
-        folder.mkdir(parents=True)
         self._made = dict[bytes, dict[str, np.ndarray] | Exception]()
 
     def expect(
@@ -88,7 +85,7 @@ class SlicedEngine(Engine):
                         engine = self._load_model(*self._model_of(part, held))
                     taken = {name: held[name] for name in part.takes}
                     made = engine.run(taken, _bound_in(bound, part))
-                    held |= {n: x if n in read_later else self._on_disk(x) for n, x in made.items()}
+                    held |= {n: x if n in read_later else _on_disk(x) for n, x in made.items()}
                 except Exception as error:
                     errors[key] = error
                     held.clear()
@@ -107,15 +104,6 @@ class SlicedEngine(Engine):
         if isinstance(found, Exception):
             raise RuntimeError(one_line(found))
         return {output.name: found[output.name] for output in self._model.graph.output}
-
-    def _on_disk(self, array: np.ndarray) -> np.ndarray:
-        """Return an array that is read at the end, from a file if it is large."""
-        if array.nbytes < _SMALL or array.dtype.hasobject or array.dtype.name == "bfloat16":
-            return array
-        file = self._folder / f"{next(self._files)}.npy"
-        np.save(file, array)
-        view: np.ndarray = np.load(file, mmap_mode="c")
-        return view
 
     def facts(self) -> Facts:
         """Return the facts of the run, with the number of slices."""
@@ -150,6 +138,13 @@ class SlicedEngine(Engine):
         return model.SerializeToString(), sum(
             _bytes_of(x) for x in model.graph.initializer if x.data_type in _FLOATS
         )
+
+
+def _on_disk(array: np.ndarray) -> np.ndarray:
+    """Return an array that is read at the end, from a file if it is large."""
+    if array.nbytes < _SMALL or array.dtype.hasobject or array.dtype.name == "bfloat16":
+        return array
+    return in_file(array)
 
 
 def _bound_in(bound: Mapping[str, str], part: _Slice) -> dict[str, str]:

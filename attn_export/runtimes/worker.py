@@ -88,10 +88,9 @@ def _loaded(target: Runtime, job: Job, threads: int) -> Engine:
     graph, most = Path(job["graph"]), job["slice_bytes"]
     if most is not None and not job["options"]:
         size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-        if size > SLICES * most and job["cases"]:
-            folder = Path(job["cases"][0]["outputs"]).parent / "slices"
-            if engine := target.load_in_slices(graph, threads, most, folder):
-                return engine
+        is_large = size > SLICES * most and job["cases"]
+        if is_large and (engine := target.load_in_slices(graph, threads, most)):
+            return engine
     return target.load(graph, threads, job["options"])
 
 

@@ -42,9 +42,9 @@ def graph(tmp_path: Path) -> Path:
     return path
 
 
-def test_slices_give_what_the_whole_graph_gives_and_hold_large_outputs_in_files(graph, tmp_path):
-    folder, slices = tmp_path / "slices", []
-    engine = OrtCpu().load_in_slices(graph, 1, 2**18, folder)
+def test_slices_give_what_the_whole_graph_gives_and_hold_large_outputs_in_files(graph):
+    slices, in_files = [], 0
+    engine = OrtCpu().load_in_slices(graph, 1, 2**18)
     whole = OrtCpu().load(graph, 1)
     random = np.random.default_rng(1)
     runs = [
@@ -59,12 +59,13 @@ def test_slices_give_what_the_whole_graph_gives_and_hold_large_outputs_in_files(
         assert expected.keys() == found.keys()
         for name, array in expected.items():
             assert np.array_equal(found[name], array), name
+            in_files += isinstance(found[name], np.memmap)
     # Of the two runs of 100 rows, the last output of each; later slices read the first one.
-    assert len(list(folder.glob("*.npy"))) == 2
+    assert in_files == 2
 
 
-def test_a_slice_that_fails_in_one_run_leaves_the_others(graph, tmp_path):
-    engine = OrtCpu().load_in_slices(graph, 1, 2**18, tmp_path / "slices")
+def test_a_slice_that_fails_in_one_run_leaves_the_others(graph):
+    engine = OrtCpu().load_in_slices(graph, 1, 2**18)
     good = {"x": np.ones((2, 256), np.float32), "flag": np.array(True)}
     bad = {"x": np.ones((2, 255), np.float32), "flag": np.array(True)}
     engine.expect([(bad, {}), (good, {})], lambda: None)

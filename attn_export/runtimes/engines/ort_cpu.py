@@ -100,7 +100,7 @@ class OrtCpu(Runtime):
         settings = with_options(session_options(threads, graph), options)
         return _loaded(graph, settings, sum(sizes), PREPACK_UP_TO)
 
-    def load_in_slices(self, graph: Path, threads: int, most: int, folder: Path) -> Engine | None:
+    def load_in_slices(self, graph: Path, threads: int, most: int) -> Engine | None:
         """Load a graph of which one slice is in memory at a time."""
         if self.device != "cpu":
             return None
@@ -111,7 +111,7 @@ class OrtCpu(Runtime):
             settings.add_session_config_entry(_FOLDER_OF_DATA, str(graph.parent.absolute()))
             return _loaded(model, settings, size, most)
 
-        return SlicedEngine(graph, most, folder, load, {"providers": [CPU_PROVIDER]})
+        return SlicedEngine(graph, most, load, {"providers": [CPU_PROVIDER]})
 
 
 RUNTIME = OrtCpu
