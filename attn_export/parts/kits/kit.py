@@ -81,7 +81,9 @@ LANGUAGES: Mapping[str, _Language] = {
     ),
     "library": _library(".", _BUILD),
     "rust": _library(
-        "library", (*_BUILD_LIBRARY, "cargo run --release -- self-test"), rust=".",
+        "library",
+        (*_BUILD_LIBRARY, "cargo build --release", "cargo run --release -- self-test"),
+        rust=".",
     ),
     "go": _library("library", (*_BUILD_LIBRARY, "go build -o attn .", "./attn self-test"), go="."),
     "java": _library(
@@ -152,7 +154,10 @@ def write_kit(
     if not index.cases:
         raise UsageError(f"{bundle} has no case that is stored whole, which kits test")
     context = _facts(manifest, index, spec, graph, decode)
-    context["language"] = language
+    from markupsafe import Markup  # with jinja2, which few commands need
+
+    commands = [Markup(command) for command in project.test]  # constants, which need no escape
+    context |= {"language": language, "commands": commands}
     context["ids"] = _ids(manifest, read_generation(bundle).ends)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:

@@ -53,8 +53,6 @@ def binding_kit(language: str) -> Path:
         assert [configure.split()[:2], build.split()[:2]] == [["cmake", "-S"], ["cmake", "--build"]]
         for command in others:
             shell(kit, command)
-        if language == "rust":  # in its README, `cargo run` builds
-            shell(kit, "cargo build --release --quiet")
 
     return once(f"kits/{language}", make)
 
