@@ -72,24 +72,22 @@ def reader(array: np.ndarray) -> Read:
     return (lambda: array) if unread is None else (lambda: unread.view(array))
 
 
-def is_unread(tensor: ir.TensorProtocol) -> bool:
-    """Return whether a tensor's numbers are not in memory."""
-    return unread_sign(tensor) is not None
+def _unread_of(tensor: ir.TensorProtocol) -> Unread | None:
+    """Return the unread array that a tensor is a view of, if its numbers are not in memory."""
+    return None if _is_elsewhere(tensor) else unread_at(_address(tensor.numpy()))
 
 
 def unread_sign(tensor: ir.TensorProtocol) -> tuple[object, ...] | None:
     """Return the sign of a tensor whose numbers are not in memory; None for others."""
-    if _is_elsewhere(tensor):
-        return None
-    unread = unread_at(_address(array := tensor.numpy()))
-    return None if unread is None else unread.sign(array)
+    unread = _unread_of(tensor)
+    return None if unread is None else unread.sign(tensor.numpy())
 
 
 def read_when_needed(model: ir.Model) -> None:
     """Let initialisers that are unread arrays be read each time that their numbers are needed."""
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
-        if tensor is not None and is_unread(tensor):
+        if tensor is not None and _unread_of(tensor) is not None:
             value.const_value = lazy(name, tensor.dtype, tensor.shape, reader(tensor.numpy()))
 
 

@@ -98,9 +98,8 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
     count = _count([sizes for _, _, sizes in choices], most_bytes)
     # Where not even one position of each case fits, what `verify` asks for is kept first.
     shown, least = set[Any](), _least(index.cases)
-    for entry in entries:
-        _is_needed(entry, shown, least)
-    needed = {entry.name for entry, _, _ in choices if _is_needed(entry, shown, least)}
+    every = *entries, *(entry for entry, _, _ in choices)
+    needed = {entry.name for entry in every if _is_needed(entry, shown, least)}
     choices.sort(key=lambda choice: choice[0].name not in needed)
     left = most_bytes
     for entry, rows, sizes in choices:

@@ -39,7 +39,6 @@ def oracle_of_model(
     `axes`: The shape of each output; dynamic axes by name.
     """
     if is_by_unit(subject.module) and not of_float:
-        subject.restores_state = False  # which would take weights away from other runs
         return UnitOracle(subject, least_eps, axes)
     return ModelOracle(subject, least_eps, **of_float)
 
@@ -71,6 +70,7 @@ class UnitOracle(ModelOracle):
     """The source of the truth of a model that holds the weights of one unit at a time."""
 
     def __init__(self, subject: Subject, least_eps: float, axes: Mapping[str, Shape]) -> None:
+        subject.restores_state = False  # which would take weights away from other runs
         super().__init__(subject, least_eps)
         self._axes = axes
         self._made = dict[int, _Runs]()  # by the id of inputs
