@@ -219,6 +219,7 @@ def _judge(
     from attn_export.truth.reference import of_subject
 
     exported = export(subject)
+    of_graph = *subject.notes, *exported.notes
 
     pool.run.progress.phase("checking the graphs")
     graphs, left_out = bundle_graphs.lower_all(exported, dialects)
@@ -234,7 +235,7 @@ def _judge(
     oracle = reference.oracle(0.0)
     judged = judge_graphs(folder, folder, pool, reference, oracle, budgets=budgets)
     goldens, runs, verdicts = judged.goldens, judged.runs, judged.verdicts
-    notes = *subject.notes, *judged.notes, *left_out
+    notes = *of_graph, *judged.notes, *left_out
     refuted = bundle_graphs.remove_refuted(folder, graphs, verdicts, dialects)
     if refuted:
         notes = *notes, *refuted.values()

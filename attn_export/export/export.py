@@ -62,8 +62,9 @@ def in_float32(subject: Subject) -> Subject:
         subject.outputs,
     )  # fmt: skip
     of_axes = "relations", "sums", "example_sizes", "bounds", "with_least"
-    for name in (*of_axes, "function", "operators"):
-        setattr(float32_subject, name, getattr(subject, name))
+    float32_subject = float32_subject.having(
+        **{name: getattr(subject, name) for name in (*of_axes, "function", "operators")}
+    )
     try:
         with torch.inference_mode():
             float32_subject.call(float32_subject.module, float32_subject.inputs)
@@ -144,15 +145,14 @@ def _export(subject: Subject) -> IrGraph:
         origins = canonicalize(model, subject.outputs, subject.relations)
         model.graph.meta[BOUNDS] = subject.bounds
         name_output_axes(model, subject.output_shapes)
-        if subject.rewrite is not None:
-            subject.rewrite(model)
+        notes = subject.rewrite(model) if subject.rewrite is not None else None
         if subject.unread is not None:
             read_when_needed(model)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None
     model.graph.name = "attention"
-    return Graph(model, origins=origins)
+    return Graph(model, origins=origins, notes=tuple(notes or ()))
 
 
 def _checked_program(subject: Subject) -> ExportedProgram:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
@@ -238,16 +237,14 @@ def with_integers(subject: Any, dtype: str) -> Any:
         raise UsageError(
             "weights are rounded once; of a whole model, give from_model weights_dtype"
         )
-    changed = copy.copy(subject)
-    changed.module = copy_module(subject.module)
-    changed.linears = linears = QuantisedLinears(changed.module, dtype)
-    changed.budget = default_budget(dtype)
-    notes = changed.notes = (*subject.notes, *linears.notes)
+    module = copy_module(subject.module)
+    linears = QuantisedLinears(module, dtype)
 
-    def store(model: ir.Model) -> None:
+    def store(model: ir.Model) -> list[str]:
         left = linears.store(model)
-        more = f"in the graph these weights stay floating: {first_few(left)}"
-        changed.notes = (*notes, more) if left else notes
+        return [f"in the graph these weights stay floating: {first_few(left)}"] if left else []
 
-    changed.rewrite = store
-    return changed
+    return subject.having(
+        module=module, linears=linears, budget=default_budget(dtype), rewrite=store,
+        notes=(*subject.notes, *linears.notes),
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import time
@@ -46,9 +45,6 @@ class Statement:
 
     def of(self, subject: Subject) -> Subject:
         """Return a copy of a subject that has these names, relations and bounds."""
-        changed = copy.copy(subject)
-        changed.__dict__.pop("roles", None)
-        changed.axes = {name: dict(axes) for name, axes in self.axes.items()}
         sizes = dict(subject.example_sizes)
         for name, axes in self.axes.items():
             sizes |= {label: subject.inputs[name].shape[axis] for axis, label in axes.items()}
@@ -56,10 +52,10 @@ class Statement:
         spares = spares_of(sums, sizes)
         bounds = {name: allowed_by(axis) for name, axis in self.bounds.items()}
         bounds |= {name: range(MAX_SIZE + 1) for name in spares}
-        changed.relations = changed.sums = sums
-        changed.bounds = {**subject.bounds, **bounds}
-        changed.example_sizes = add_sums({**sizes, **spares}, sums)
-        return changed
+        return subject.having(
+            axes={name: dict(axes) for name, axes in self.axes.items()}, relations=sums, sums=sums,
+            bounds={**subject.bounds, **bounds}, example_sizes=add_sums({**sizes, **spares}, sums),
+        )  # fmt: skip
 
 
 class TooManyRunsError(Exception):

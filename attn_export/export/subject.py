@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -55,8 +56,11 @@ if TYPE_CHECKING:
     from attn_export.quality import Budget
 
 
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Subject:
     """Module to export and compare: any module of the user; `from_spec` gives a layer of ours.
+
+    It does not change; `having` returns one that differs.
 
     Args:
         module: The module, in eval mode. It is called with the inputs by name.
@@ -90,15 +94,29 @@ class Subject:
         ExportError: If a submodule is in train mode, or the module keeps state between calls.
     """
 
-    traits = Traits()
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    outputs: tuple[str, ...]
+    axes: Mapping[str, Mapping[int, str]]
+    relations: Mapping[str, str]
+    notes: tuple[str, ...]
+    traits: Traits
+    sums: Mapping[str, str]
+    bounds: Mapping[str, range]
+    with_least: Collection[str]
+    example_sizes: Mapping[str, int]
+    tree: InputTree
+    results: Results
+    operators: Operators
+    function: InputFunction | None
+    files: Mapping[str, bytes]
     oracle: Callable[[float], Any] | None = None
-    files: Mapping[str, bytes] = {}
-    rewrite: Callable[[Any], None] | None = None  # the exported graph, into one that does the same
-    has_narrow_caches = False  # beside a model in float32
-    restores_state = True  # whether a run leaves the attributes of the module as they were
-    maps_weights = False  # whether the module may read them from the bundle's file
+    rewrite: Callable[[Any], Sequence[str] | None] | None = None  # the graph; may return notes
+    has_narrow_caches: bool = False  # beside a model in float32
+    restores_state: bool = True  # whether a run leaves the attributes of the module as they were
+    maps_weights: bool = False  # whether the module may read them from the bundle's file
     unread: UnreadWeights | None = None  # those that the module holds only while they are needed
-    stored_dtype = ""  # the narrower type of unread weights in the graph, which holds their values
+    stored_dtype: str = ""  # the narrower type of unread weights in the graph
     encoder: Subject | None = None
     linears: QuantisedLinears | None = None  # if their weights are integers
     budget: Budget | None = None  # the limit of the distance from the float model, if there is one
@@ -118,29 +136,46 @@ class Subject:
         from attn_export.export.call_results import find_results
         from attn_export.export.kept_state import refuse_kept_state, unused_copy
 
-        self.module, self.relations = module, with_spares(relations or {})
-        self.operators = Operators(translations)
-        self.function = inputs if callable(inputs) else None
+        sums, function = with_spares(relations or {}), inputs if callable(inputs) else None
+        self._settle(operators=Operators(translations))
         if callable(inputs):
             from attn_export.export.input_function import draw_example
 
-            inputs = draw_example(inputs, axes, self.relations)
-        self.tree, self.results = InputTree.flatten(inputs), Results(tuple(outputs))
+            inputs = draw_example(inputs, axes, sums)
+        tree, results = InputTree.flatten(inputs), Results(tuple(outputs))
         subject_checks.check_call(module, inputs, outputs)
-        named, self.bounds, self.with_least = read_axes(axes, relations)
+        named, bounds, with_least = read_axes(axes, relations)
         run, fresh = functools.partial(self._run, module), unused_copy(module)
         with contextlib.suppress(Exception), torch.inference_mode():  # `call` raises it again
-            self.tree, self.results = find_results(run, self.tree, tuple(outputs))
-        self.outputs, self.inputs = tuple(self.results.places or outputs), dict(self.tree.tensors)
-        named, ends = self.tree.by_name(named), (self.inputs, self.outputs)
-        sizes = subject_checks.check_arguments(module, *ends, named, relations or {}, self.bounds)
-        self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
-        self.tree = self.tree.counting(self.results.numbers, self.axes)
-        self.notes = (*notes, *self.results.notes(self.tree))
-        self.sums, self.example_sizes = self.relations, add_sums(sizes, self.relations)
-        if not self.function:  # which defines the values of integers
-            subject_checks.check_integers(self.inputs)
-        self.notes += tuple(refuse_kept_state(self, fresh))
+            tree, results = find_results(run, tree, tuple(outputs))
+        names, tensors = tuple(results.places or outputs), dict(tree.tensors)
+        named = tree.by_name(named)
+        sizes = subject_checks.check_arguments(
+            module, tensors, names, named, relations or {}, bounds
+        )
+        of_inputs = {name: dict(named.get(name, {})) for name in tensors}
+        tree = tree.counting(results.numbers, of_inputs)
+        self._settle(
+            module=module, inputs=tensors, outputs=names, axes=of_inputs, relations=sums, sums=sums,
+            notes=(*notes, *results.notes(tree)), traits=Traits(), bounds=bounds,
+            with_least=with_least, example_sizes=add_sums(sizes, sums), tree=tree, results=results,
+            function=function, files={},
+        )  # fmt: skip
+        if not function:  # which defines the values of integers
+            subject_checks.check_integers(tensors)
+        self._settle(notes=(*self.notes, *refuse_kept_state(self, fresh)))
+
+    def _settle(self, **fields: Any) -> None:
+        """Set fields while the subject is made."""
+        vars(self).update(fields)
+
+    def having(self, **fields: Any) -> Self:
+        """Return a copy with other values of these fields; roles of other axes are found anew."""
+        changed = copy.copy(self)
+        if "axes" in fields:
+            vars(changed).pop("roles", None)
+        changed._settle(**fields)
+        return changed
 
     @staticmethod
     def from_spec(spec: AttentionSpec, *, seed: int = 0) -> Layer:
@@ -338,22 +373,22 @@ class Layer(Subject):
     def __init__(
         self, module: Attention, spec: AttentionSpec | None = None, *, notes: Sequence[str] = ()
     ) -> None:
-        self.module, self.notes = module, tuple(notes)
-        self.spec = spec = spec or module.spec
-        self.traits = spec.traits
-        self.relations, self.sums = with_spares(spec.relations), spec.sums
-        self.operators, self.function = Operators(None, any_called=False), None
-        self.bounds, self.with_least = {}, set[str]()
+        spec = spec or module.spec
         inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
         example = to_torch(draw_inputs(inputs, sizes, seed_words=("example",)))
         subject_checks.check_call(module, example, list(spec.output_shapes()))
-        self.tree, self.outputs = InputTree.flatten(example), tuple(spec.output_shapes())
-        self.results, self.inputs = Results(self.outputs), dict(self.tree.tensors)
-        self.axes = {name: named_axes(input_.shape) for name, input_ in inputs.items()}
-        axes = [axis for of_input in self.axes.values() for axis in of_input.values()]
-        named = {axis: sizes[axis] for axis in (*axes, *bounds(inputs))}
-        self.example_sizes = add_sums(named, self.sums)
-        self.files = {SPEC: spec.to_toml().encode()}
+        tree, outputs = InputTree.flatten(example), tuple(spec.output_shapes())
+        axes = {name: named_axes(input_.shape) for name, input_ in inputs.items()}
+        labels = [axis for of_input in axes.values() for axis in of_input.values()]
+        named = {axis: sizes[axis] for axis in (*labels, *bounds(inputs))}
+        self._settle(
+            spec=spec, module=module, inputs=dict(tree.tensors), outputs=outputs, axes=axes,
+            relations=with_spares(spec.relations), sums=spec.sums, notes=tuple(notes),
+            traits=spec.traits, bounds={}, with_least=set[str](), tree=tree,
+            example_sizes=add_sums(named, spec.sums), results=Results(outputs),
+            operators=Operators(None, any_called=False), function=None,
+            files={SPEC: spec.to_toml().encode()},
+        )  # fmt: skip
 
     @functools.cached_property
     def roles(self) -> Roles:

@@ -29,6 +29,7 @@ class Graph(Generic[M]):
         recognised: The number of attentions that are written out in several operators in the
             source, and are one node here. If it is not 0, the graph must be compared with the
             source before it is used.
+        notes: What was made of the source, for the report.
     """
 
     model: M
@@ -37,6 +38,7 @@ class Graph(Generic[M]):
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     in_bfloat16: Callable[[], M] | None = None
     recognised: int = 0
+    notes: tuple[str, ...] = ()
 
 
 IrGraph: TypeAlias = "Graph[ir.Model]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -75,3 +77,11 @@ def test_inputs_are_drawn_at_any_sizes_and_the_same_from_the_same_words(joins: S
     }
     assert torch.equal(drawn["x"], again["x"])
     assert not torch.equal(drawn["x"], other["x"])
+
+
+def test_a_subject_does_not_change_and_one_that_differs_is_a_copy(joins: Subject):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        joins.notes = ("mine",)  # type: ignore[misc]
+    before = joins.notes
+    assert joins.having(notes=("mine",)).notes == ("mine",)
+    assert joins.notes == before

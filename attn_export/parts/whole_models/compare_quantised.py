@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +43,7 @@ def compare_quantised(
     reports = dict[str, Report]()
     with strict_judgement(subject.module, graph) as (changed, path, note):
         if changed is not None:
-            own, plain = copy.copy(subject), dataclasses.replace(run, budgets=())
-            own.module = changed
+            own, plain = subject.having(module=changed), dataclasses.replace(run, budgets=())
             reports[graph.stem] = judge(own, path, plain, output=place(graph.stem))
     name = f"{graph.stem}-budget"
     reports[name] = judge(

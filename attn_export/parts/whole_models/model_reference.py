@@ -99,8 +99,9 @@ def reference_of(
     named = {name: named_axes(shape) for name, shape in axes.items()}
     sums = {TOTAL: f"{PAST} + {QUERIES}"} if TOTAL in {a for s in axes.values() for a in s} else {}
 
-    subject = Subject(call, lambda *_: example, named, list(entry.outputs), relations=sums)
-    subject.roles = Roles(caches=_caches(entry))
+    outputs = list(entry.outputs)
+    subject = Subject(call, lambda *_: example, named, outputs, relations=sums)
+    subject = subject.having(roles=Roles(caches=_caches(entry)))
     interface = Interface(subject.input_descriptions(), out_axes, sums=sums, roles=subject.roles)
     given = [*own.cases(maker, fitting)] if own else []
     for case in given:

@@ -70,8 +70,8 @@ class UnitOracle(ModelOracle):
     """The source of the truth of a model that holds the weights of one unit at a time."""
 
     def __init__(self, subject: Subject, least_eps: float, axes: Mapping[str, Shape]) -> None:
-        subject.restores_state = False  # which would take weights away from other runs
-        super().__init__(subject, least_eps)
+        # A run that restored it would take weights away from other runs.
+        super().__init__(subject.having(restores_state=False), least_eps)
         self._axes = axes
         self._made = dict[int, _Runs]()  # by the id of inputs
 

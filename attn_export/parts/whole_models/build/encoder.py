@@ -83,8 +83,10 @@ class BuiltEncoder(Subject):
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
         self._maker.find_of_last(own)
-        self.oracle, self.rewrite = self.own_oracle, rewrite_weights
-        self.in_float32 = lambda: type(self)(*in_dtype(model, (), "float32"))
+        self._settle(
+            oracle=self.own_oracle, rewrite=rewrite_weights,
+            in_float32=lambda: type(self)(*in_dtype(model, (), "float32")),
+        )  # fmt: skip
 
     def _parts(
         self, model: Any, entry: Entry, example: Mapping[str, torch.Tensor]

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -149,19 +149,19 @@ def subject_of_model(
             all_logits=all_logits, weights=rounded, rounds=rounds, part=part,
             appends=cache == _APPEND,
         )  # fmt: skip
-        if not layers:
-            beside = left_out_beside(Path(model), adapter) if is_ours else {}
-            _tell_left_out(subject, loaded, beside, accepts=text_only)
-        return subject
+        if layers:
+            return subject
+        beside = left_out_beside(Path(model), adapter) if is_ours else {}
+        return _telling_left_out(subject, loaded, beside, accepts=text_only)
 
     subject = made_alike(loaded, make)
-    subject.files = files_of(loaded, Path(model) if is_ours else None)
     # Windows renames no folder with a file that is mapped.
-    subject.maps_weights = (
+    maps_weights = (
         is_ours and not weights and not rounded and subject.unread is None and os.name == "posix"
         and is_large_model(loaded)
     )  # fmt: skip
-    return subject
+    files = files_of(loaded, Path(model) if is_ours else None)
+    return subject.having(files=files, maps_weights=maps_weights)
 
 
 def _without_files(
@@ -175,11 +175,10 @@ def _without_files(
     """
     subject: Subject
     if loaded.can_generate():
-        subject = decoder = _BuiltModel(loaded, notes, max_len=max_len, **options)
+        decoder = _BuiltModel(loaded, notes, max_len=max_len, **options)
         if integers:
-            decoder.rewrite = integers.rewrite
-        if is_captured:
-            decoder.prove()
+            decoder = decoder.having(rewrite=integers.rewrite)
+        subject = decoder.proved() if is_captured else decoder
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
     elif integers:
@@ -187,7 +186,7 @@ def _without_files(
     else:
         subject = BuiltEncoder(loaded, notes)
     if loaded.config.is_encoder_decoder:
-        subject.encoder = BuiltCrossEncoder(loaded, notes)
+        subject = subject.having(encoder=BuiltCrossEncoder(loaded, notes))
     return subject
 
 
@@ -212,10 +211,10 @@ def _checkpoint_weights(folder: Any, model: Any, *, is_plain: bool) -> Checkpoin
     return CheckpointWeights(model, integers.weights)
 
 
-def _tell_left_out(
+def _telling_left_out(
     subject: Subject, model: Any, beside: Mapping[str, str], *, accepts: bool
-) -> None:
-    """Note first what a model has and its graphs lack; refuse it, unless the user accepts that."""
+) -> Subject:
+    """Return the subject with notes on what its graphs lack; refuse that unless it is accepted."""
     parts = [subject, *([subject.encoder] if subject.encoder is not None else [])]
     unused = left_out_of(model, lambda: [x.call(x.module, x.inputs) for x in parts])
     # What a model that generates no text does not use is of no use to its callers.
@@ -225,8 +224,9 @@ def _tell_left_out(
             f"the graphs would lack {'; '.join(refused)}: {'; '.join(refused.values())}, or give "
             "--text-only to leave it out"
         )
-    for part in parts:
-        part.notes = *left_out_note({**beside, **unused}), *part.notes
+    told = left_out_note({**beside, **unused})
+    subject, *encoder = [part.having(notes=(*told, *part.notes)) for part in parts]
+    return subject.having(encoder=encoder[0]) if encoder else subject
 
 
 def _check(model: Any, dtype: str, **options: str) -> None:
@@ -311,7 +311,7 @@ class _BuiltModel(Subject):
     ) -> None:  # fmt: skip
         self.limits, told = _step_limits(model, max_len)
         self._has_all_layers = part is None
-        notes, self.has_narrow_caches = (*notes, *told), bool(rounds)
+        notes = *notes, *told
         stored = FLOAT16 if rounds else type_of(model)
         self._ends = interface_of(
             model, self.limits.vocabulary, stored, part, all_logits=all_logits, appends=appends
@@ -332,43 +332,42 @@ class _BuiltModel(Subject):
         super().__init__(decoder, example, axes, outputs, notes=notes, relations=sums)
         decoder.kv_scales = rounds
         if not appends:
-            self.sums = _SUMS
-            self.example_sizes = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
-        self.oracle, self.rewrite, self._weights = self.own_oracle, rewrite_weights, weights
-        self.unread = unread_weights(model) if is_by_unit(model) else None
+            drawn = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
+            self._settle(sums=_SUMS, example_sizes=drawn)
+        self._weights = weights
 
         def in_float32() -> _BuiltModel:
             wide = in_dtype(model, (), "float32")[0]
 
             def make() -> _BuiltModel:
-                subject = _BuiltModel(wide, (), max_len=max_len, all_logits=all_logits, part=part)
-                subject.prove()
-                return subject
+                return _BuiltModel(
+                    wide, (), max_len=max_len, all_logits=all_logits, part=part
+                ).proved()
 
             subject = made_alike(wide, make)
-            if subject.unread is not None:
-                subject.stored_dtype = type_of(model)  # half the bytes on disk
-            return subject
+            # Half the bytes on disk.
+            return subject.having(stored_dtype=type_of(model)) if subject.unread else subject
 
-        self.in_float32 = in_float32
-        if weights:
-            self.rewrite = weights.rewrite
-        if weights or rounds:
-            self.budget = default_budget(weights.dtype) if weights else BUDGET_OF_CACHE
-        self.roles = Roles(caches=self._ends.caches)
+        budget = BUDGET_OF_CACHE if rounds else None
+        self._settle(
+            oracle=self.own_oracle, rewrite=weights.rewrite if weights else rewrite_weights,
+            unread=unread_weights(model) if is_by_unit(model) else None, in_float32=in_float32,
+            budget=default_budget(weights.dtype) if weights else budget,
+            has_narrow_caches=bool(rounds), roles=Roles(caches=self._ends.caches),
+        )  # fmt: skip
 
-    def prove(self) -> None:
+    def proved(self) -> Self:
         """Refuse a model whose graph would compute something else, and note what is not tried."""
         decoder: Any = self.module
         decoder.prove(self.inputs)
         model = decoder.model
         # Of other types `in_float32` is decoded.
         if not (self._has_all_layers and type_of(model) == "float32") or self._ends.crosses:
-            return
+            return self
         caches = {n: x for n, x in self.inputs.items() if n.startswith("past_") and x.ndim == 4}
         crossed, told = _decoded_sizes(model, self.limits)
-        self.notes = *self.notes, *told
         decoder.prove_decode(caches, crossed, self.limits.vocabulary)
+        return self.having(notes=(*self.notes, *told))
 
     def input_descriptions(self) -> dict[str, Input]:
         """Return the description of every input, by name."""
@@ -408,8 +407,7 @@ class _BuiltModel(Subject):
         call = OwnCall(module.model, self._ends.entry, module.kv_scales).eval()
         subject = Subject(
             call, lambda *_: dict(self.inputs), axes, list(self.outputs), relations=self.relations
-        )
-        subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
+        ).having(roles=self.roles, has_narrow_caches=self.has_narrow_caches)
         if self._weights or call.rounds:
             return oracle_of_integers(subject, self._weights, self._ends.outputs)
         return oracle_of_model(subject, 0.0, self._ends.outputs)
