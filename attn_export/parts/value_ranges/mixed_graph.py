@@ -90,7 +90,7 @@ class _Writer:
             self._add(n, node)
         return onnx.ModelProto(
             ir_version=source.ir_version, opset_import=source.opset_import,
-            producer_name="attn-export",
+            producer_name=source.producer_name, producer_version=source.producer_version,
             metadata_props=source.metadata_props,
             graph=onnx.GraphProto(
                 name=source.graph.name, node=self._nodes, input=inputs,

@@ -23,7 +23,11 @@ CASE = CASES["squares of a norm, absorbed"]
 def model(tmp_path: Path) -> Path:
     """Return a graph that does not fit float16, with inputs beside it."""
     np.savez(tmp_path / "real.npz", **CASE.inputs())
-    return CASE.write(tmp_path / "model.onnx")
+    path = CASE.write(tmp_path / "model.onnx")
+    model = onnx.load(path, load_external_data=False)
+    model.producer_name, model.producer_version = "theirs", "1.2"
+    onnx.save(model, path)
+    return path
 
 
 def test_the_command_names_writes_and_judges(model: Path, cli: Cli, tmp_path: Path):
@@ -38,6 +42,8 @@ def test_the_command_names_writes_and_judges(model: Path, cli: Cli, tmp_path: Pa
     assert result["findings"][0]["made"]
     assert not result["findings"][1]["made"]
     assert result["fix"]["nodes"] == list(CASE.kept)
+    fixed = onnx.load(tmp_path / "half.onnx", load_external_data=False)
+    assert (fixed.producer_name, fixed.producer_version) == ("theirs", "1.2")
     assert 'href="#v1-squares"' in (tmp_path / "r.html").read_text()
 
 
