@@ -218,19 +218,21 @@ def _unmatched_step(
 ) -> ReferenceStep | None:
     """Return a step that reads values of the node, and whose result the graph does not have.
 
-    It is the one that does what the node should, as far as the names of operations tell.
+    It is the one that does what the node should, as far as the names of operations tell, and a line
+    of the module's rather than one of our own call.
     """
     read = {number for name in node.input for number in matches.get(name, ())}
     found = [
-        (_does(node, step), len(read.intersection(step.reads)), -number, step)
+        (_does(node, step), bool(step.line), len(read.intersection(step.reads)), -number, step)
         for number, step in enumerate(steps)
         if number not in matched_steps and read.intersection(step.reads)
     ]
-    return max(found, key=lambda each: each[:3])[-1] if found else None
+    return max(found, key=lambda each: each[:4])[-1] if found else None
 
 
 _OPERATIONS: Mapping[str, str] = {
-    "Cast": "_to_copy", "Concat": "cat|stack", "Conv": "convolution", "Gather": "embedding|index.*",
+    "Attention": "bmm|.*scaled_dot_product.*", "Cast": "_to_copy", "Concat": "cat|stack",
+    "Conv": "convolution", "Gather": "embedding|index.*",
     "Gemm": "addmm|mm", "LayerNormalization": "native_layer_norm", "MatMul": "(ba?d?d?b)?mm|addmm",
     "ReduceMax": "a?max", "ReduceMean": "mean", "ReduceSum": "sum", "Reshape": "_?(unsafe_)?view",
     "Softmax": "_(safe_)?softmax", "Sqrt": "r?sqrt", "Swish": "silu",
