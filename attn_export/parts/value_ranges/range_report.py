@@ -51,12 +51,14 @@ def _summary(result: RangeResult) -> str:
     name, sets = analysis.format.name, counted(len(analysis.expected), "set")
     error, best = _percent(analysis.error), _percent(analysis.best)
     if analysis.fits:
-        return f"fits {name} in {sets} of inputs: outputs are wrong by {error}, {best} by digits"
+        return (
+            f"fits {name} in {sets} of inputs: error {error}, of which ordinary rounding is {best}"
+        )
     count = counted(len(analysis.findings), "value")
     whose = f"{count} to blame" if analysis.findings else "no value alone is to blame"
     return (
-        f"does not fit {name}, in {len(analysis.bad)} of {sets} of inputs: outputs are wrong by "
-        f"{error}, {best} by digits; {whose}"
+        f"does not fit {name}, in {len(analysis.bad)} of {sets} of inputs: error {error}, where "
+        f"ordinary rounding is {best}; {whose}"
     )
 
 
@@ -68,7 +70,9 @@ def _fix_lines(fix: Fix, result: RangeResult) -> Iterator[str]:
         yield f"not mended: with {nodes} outputs are still wrong by {_percent(fix.error)}"
         return
     clipped = f"; limit {', '.join(fix.clipped)} to the largest number" if fix.clipped else ""
-    ratio = f", {result.ratio:.2g} times that by digits" if result.ratio is not None else ""
+    ratio = (
+        f", {result.ratio:.2g} times that of ordinary rounding" if result.ratio is not None else ""
+    )
     yield f"keep {nodes}, {fix.weight_bytes} bytes of weights more{clipped}"
     if fix.nodes:
         yield f"kept: {', '.join(fix.nodes)}"
@@ -113,7 +117,7 @@ def _effect(finding: Finding | None, result: RangeResult) -> str:
         limit = round(2 / result.analysis.format.eps)
         return f"whole numbers above {limit:,} become others: outputs wrong by {wrong}"
     if finding.kind == "rounding":
-        return f"its digits alone: outputs wrong by {wrong}"
+        return f"ordinary rounding alone: outputs wrong by {wrong}"
     if finding.absorbed:
         return f"{passed_on}inf, absorbed: outputs are finite and wrong by {wrong}"
     if finding.kind == "underflow":
