@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, choose
 
 STANDARD, PORTABLE, ORT, CUDA = DIALECTS = ("standard", "portable", "ort", "cuda")
 """The dialects of graphs: ai.onnx with `Attention`; opset 18 without it; ONNX Runtime's operators
@@ -41,7 +41,7 @@ def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
     names, allowed = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
     for name in names:
         if name not in allowed:
-            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(allowed)}")
+            raise UsageError(f"unknown dialect {name!r}; {choose(name, allowed)}")
     return names
 
 

@@ -6,7 +6,7 @@ prints the message without a traceback, and exits with the code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -35,6 +35,16 @@ def printable(text: object, most: int = LINE) -> str:
         return shown
     end = most // 3
     return f"{shown[: most - end - 1]}…{shown[-end:]}"
+
+
+def choose(name: str, known: Iterable[str]) -> str:
+    """Return what a message on an unknown name ends with: the nearest known one, and all."""
+    from difflib import get_close_matches  # few runs need it
+
+    names = list(known)
+    near = get_close_matches(name, names, 1)
+    start = f"did you mean {near[0]}? " if near else ""
+    return f"{start}choose from {', '.join(names)}"
 
 
 class AttnExportError(Exception):

@@ -163,8 +163,10 @@ def manifest_content(folder: Path) -> dict[str, Any]:
 def _read_manifest(folder: Path) -> tuple[dict[str, Any], Manifest]:
     """Return the content of `manifest.json` as it is in the file, and as a `Manifest`."""
     path = folder / MANIFEST
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; give the folder of the bundle, {folder.parent}")
     if not folder.is_dir():
-        raise BundleError(f"{folder} is not a bundle: there is no such folder")
+        raise UsageError(f"{folder} is not a bundle: there is no such folder")
     if several := bundles_in(folder):
         raise BundleError(
             f"{folder} holds several bundles; name one: {printable(', '.join(several), 150)}"

@@ -18,6 +18,7 @@ from attn_export.errors import (
     READER_GONE,
     AttnExportError,
     UsageError,
+    choose,
     lacking,
     one_line,
     printable,
@@ -142,6 +143,17 @@ class Commands(click.Group):
                 found = getattr(import_module(module), f"{cmd_name.replace('-', '_')}_command")
                 self.add_command(_click_command(cmd_name, found))
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names, and the words behind it."""
+        if self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            raise UsageError(
+                f"unknown command {printable(args[0], 60)!r}; {choose(args[0], known)}"
+            )
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the first sentence on each command, under the headings of their uses."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.bundle.golden import read_golden, read_inputs, stored_cases
 from attn_export.bundle.manifest import GOLDEN
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, choose
 from attn_export.judge.judge import judge
 from attn_export.measures import fill_ignored_rows, measure
 from attn_export.results import WHOLE_DECODE, Arrays, Golden
@@ -169,7 +169,7 @@ def golden_cases(
     if only is not None:
         stored = [case for case in stored if case.name == only]
         if not stored:
-            raise UsageError(f"there is no case {only!r}; choose from {', '.join(goldens)}")
+            raise UsageError(f"there is no case {only!r}; {choose(only, goldens)}")
         if stored[0].kind == WHOLE_DECODE:
             raise UsageError(f"{only} is a whole decode, which explain cannot take apart")
     return [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from attn_export.errors import AttnExportError, GraphError, one_line, printable
+from attn_export.errors import AttnExportError, GraphError, UsageError, one_line, printable
 from attn_export.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load_model_from_string(read_bytes(path, _MOST_BYTES))
     except FileNotFoundError as error:
-        raise GraphError(f"cannot read {path}: no such file") from error
+        raise UsageError(f"cannot read {path}: no such file") from error
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, ValueError) as error:

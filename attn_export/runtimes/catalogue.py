@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, choose
 from attn_export.optional_parts import module_of, parts
 from attn_export.runtimes.engines import ENGINES
 
@@ -38,7 +38,7 @@ def runtimes_of(name: str) -> Sequence[Runtime]:
             forms |= {**part.runtimes, **part.references}
     found = module_of(name, forms)
     if found is None:
-        raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(all_names())}, all")
+        raise UsageError(f"unknown runtime {name!r}; {choose(name, (*all_names(), 'all'))}")
     runtimes: Sequence[Runtime] = (
         [found.RUNTIME()] if hasattr(found, "RUNTIME") else found.runtimes_of(name)
     )

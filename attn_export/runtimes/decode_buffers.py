@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.cases.draw import concrete_shape
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
-from attn_export.errors import BundleError, RuntimeFailure, UsageError, one_line
+from attn_export.errors import BundleError, RuntimeFailure, UsageError, choose, one_line
 from attn_export.interface import Shape
 from attn_export.runtimes.decode_inputs import CAPACITY, QUERY_LEN
 from attn_export.runtimes.engines.ort_cpu import (
@@ -35,7 +35,7 @@ PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, POR
 def check_device(device: str) -> None:
     """Raise an error if graphs cannot run on a device."""
     if not isinstance(device, str) or device not in PREFERRED:
-        raise UsageError(f"unknown device {device!r}; choose from {', '.join(PREFERRED)}")
+        raise UsageError(f"unknown device {device!r}; {choose(device, PREFERRED)}")
     reason = no_cuda_device() if device == "cuda" else ""
     if reason:
         raise RuntimeFailure(f"no decoding on CUDA here: {reason}")

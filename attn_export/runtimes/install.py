@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 
-from attn_export.errors import RuntimeFailure, UsageError, one_line
+from attn_export.errors import RuntimeFailure, UsageError, choose, one_line
 from attn_export.interruption import end_on_signal
 from attn_export.optional_parts import module_of, parts
 from attn_export.runtimes.catalogue import packages, required, runtime
@@ -40,8 +40,7 @@ def main() -> int:
         names = (*known, *(name for name in _OF_PARTS if name.islower()))
     unknown = [name for name in names if name not in known and module_of(name, _OF_PARTS) is None]
     if unknown:
-        choice = ", ".join((*known, *_OF_PARTS, ALL))
-        say(f"unknown runtime {unknown[0]!r}; choose from {choice}")
+        say(f"unknown runtime {unknown[0]!r}; {choose(unknown[0], (*known, *_OF_PARTS, ALL))}")
         return 2
     try:
         install(names)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attn_export.bundle.manifest import MANIFEST, read_bundle, read_manifest
 from attn_export.dialect_names import check_dialects
-from attn_export.errors import GraphError, RuntimeFailure, UsageError
+from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parts.cuda_dry_run.dry_run_results import (
     Architecture,
     Observation,
@@ -83,7 +83,7 @@ def _graphs(
     if dialects:
         raise UsageError("--dialect is for bundles; an ONNX file is run as it is")
     if not path.is_file():
-        raise GraphError(f"cannot read {path}: no such file")
+        raise UsageError(f"cannot read {path}: no such file")
     if (path.parent / MANIFEST).is_file():
         manifest = read_manifest(path.parent)
         if entry := manifest.graphs.get(path.name):

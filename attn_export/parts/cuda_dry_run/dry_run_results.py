@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, choose
 
 # -- the GPUs that a dry run can claim to have --------------------------------------------------
 
@@ -57,9 +57,7 @@ def architectures_named(names: Iterable[str]) -> tuple[Architecture, ...]:
         return ARCHITECTURES
     for name in selected:
         if name not in known:
-            raise UsageError(
-                f"unknown architecture {name!r}; choose from {', '.join(known)}, {ALL}"
-            )
+            raise UsageError(f"unknown architecture {name!r}; {choose(name, (*known, ALL))}")
     return tuple(known[name] for name in selected)
 
 

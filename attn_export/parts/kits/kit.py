@@ -18,7 +18,7 @@ from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bund
 from attn_export.bundle.text_ends import TOKENIZER, read_generation
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, choose
 from attn_export.interface import Roles
 from attn_export.output_folder import replaceable, replacement_of, write_errors
 from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
@@ -137,7 +137,7 @@ def write_kit(
     `read`: Returns the manifest of a bundle, and refuses one that is no evidence.
     """
     if language not in LANGUAGES:
-        raise UsageError(f"unknown language {language!r}; choose from {', '.join(LANGUAGES)}")
+        raise UsageError(f"unknown language {language!r}; {choose(language, LANGUAGES)}")
     project, progress = LANGUAGES[language], progress or Progress()
     with write_errors(output):  # before anything is read
         replaceable(output, "kit")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import UsageError, first_few
+from attn_export.errors import UsageError, choose, first_few
 from attn_export.parts.installing import ROOT, home, missing
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import Runtime
@@ -95,7 +95,7 @@ class _EmulatedCpu(OrtCpu):
     def __init__(self, cpu: str) -> None:
         cpu = cpu.lower()
         if cpu not in cpus():
-            raise UsageError(f"unknown CPU {cpu!r}; choose from {', '.join(cpus())}, {ALL}")
+            raise UsageError(f"unknown CPU {cpu!r}; {choose(cpu, (*cpus(), ALL))}")
         self.cpu = cpus()[cpu]
         self.name = f"ort-cpu@{cpu}"
         self.device = f"{self.cpu.machine}, emulated"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from attn_export.bundle.manifest import MANIFEST, read_manifest
-from attn_export.errors import GraphError, UsageError, first_few, printable
+from attn_export.errors import GraphError, UsageError, choose, first_few, printable
 from attn_export.graph.checks import names_read_in
 from attn_export.graph.load import load_proto
 from attn_export.graph.signature_check import dtype_name, inputs_of
@@ -196,7 +196,7 @@ def read_export(
     `names`: `{name that a layout has: name in the graph}` where they differ.
     """
     if layout is not None and layout not in LAYOUTS:
-        raise UsageError(f"--layout is one of {', '.join(LAYOUTS)}; got {printable(layout, 40)!r}")
+        raise UsageError(f"unknown layout {printable(layout, 40)!r}; {choose(layout, LAYOUTS)}")
     files = [*_files_of(path)]
     if not files:
         raise GraphError(f"{path} has no .onnx file")
