@@ -248,6 +248,12 @@ class RuntimeRun:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+class Detail(str):
+    """A note that the terminal shows with ``--verbose`` alone."""
+
+    __slots__ = ()
+
+
 def _writer(module: str, function: str) -> Callable[[Report], str]:
     """Return a function that writes reports. It belongs to a later stage, and is imported late."""
     found: Callable[[Report], str] = getattr(
@@ -263,7 +269,7 @@ class Report:
     ``print(report)`` shows a line for each run; a notebook shows the page of `to_html`.
 
     Attributes:
-        notes: Notes for the reader.
+        notes: Notes for the reader, the most important half-sentence of each first.
         model: The path of the graph, for links.
         explanations: The causes of failures, with a sentence for each explained runtime.
         dimensions: The dtype and shape of each input and output, and the spec if there is one.
@@ -319,7 +325,9 @@ class Report:
             of_all[0][1], name=name,
             runs=tuple(replace(x, graph=part + x.graph) for part, r in of_all for x in r.runs),
             verdicts=tuple(replace(x, graph=at + x.graph) for at, r in of_all for x in r.verdicts),
-            notes=tuple(dict.fromkeys(part + note for part, r in of_all for note in r.notes)),
+            notes=tuple(
+                dict.fromkeys(type(note)(part + note) for part, r in of_all for note in r.notes)
+            ),
             explanations=tuple(part + cause for part, r in of_all for cause in r.explanations),
             dimensions={part + end: of for part, r in of_all for end, of in r.dimensions.items()},
             error=next((r.error for _, r in of_all if r.error is not None), None),

@@ -25,6 +25,7 @@ from attn_export.results import (
     CHANGED,
     Arrays,
     Case,
+    Detail,
     Golden,
     RuntimeRun,
     StoredCase,
@@ -263,7 +264,8 @@ def tried_note(cases: Sequence[Case], batch: str = "batch") -> str:
     for text, alike in itertools.groupby((sizes_of[size] for size in sorted(sizes_of)), others):
         batches = _range(batch, [*itertools.chain(*alike)])
         parts += [", ".join(filter(None, (batches, text)))]
-    return f"sizes: {'; '.join(filter(None, parts)) or 'one, since no axis is dynamic'}"
+    text = "; ".join(filter(None, parts)) or "one, since no axis is dynamic"
+    return Detail(f"sizes: {text}")
 
 
 def _range(axis: str, tried: Sequence[Mapping[str, int]]) -> str:

@@ -92,6 +92,7 @@ def build_command(
     The layer comes from SPEC.toml, a config.json, --variant or dimensions alone, or from your file
     (--module), or is a whole model (--model). Options change fields of the spec.
     """
+    name = printable(output.absolute().name) if output else name
     output = output or Path("models") / name
     with destinations.job(name, run) as run:
         report = build(subject, output, run, name=name, dialects=dialects or (ALL,), seed=seed)

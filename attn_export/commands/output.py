@@ -53,7 +53,8 @@ class Output:
         junit_file: The file for JUnit XML, or None.
         html_file: The file for HTML, or None.
         quiet: Whether to print nothing but errors and failed reports.
-        verbose: Whether to print each step on a line instead of a progress bar.
+        verbose: Whether to print each step on a line instead of a progress bar, and all that
+            reports hold of failures and notes.
     """
 
     json_file: str | None
@@ -111,7 +112,7 @@ class Output:
 
         from attn_export.report.terminal import print_report
 
-        print_report(report, Console(stderr=self.quiet))
+        print_report(report, Console(stderr=self.quiet), verbose=self.verbose)
         if place is not None:
             echo(f"bundle: {printable(place)}", err=self.quiet)
 
@@ -142,7 +143,12 @@ def output_options(command: Command) -> Command:
         ),
         file_option("--html", "html_file", "Write the report as an HTML page."),
         quiet_option,
-        option("-v", "--verbose", is_flag=True, help="Print each step instead of a progress bar."),
+        option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Print each step on a line, each failure, and notes in full.",
+        ),
     )
     return add(merged)
 

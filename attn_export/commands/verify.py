@@ -35,7 +35,7 @@ from attn_export.commands.attestation import attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
-from attn_export.errors import BundleError, UsageError
+from attn_export.errors import BundleError, UsageError, choose, printable
 from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
 from attn_export.quality import Budget
 from attn_export.report.progress import options_of_call
@@ -72,6 +72,9 @@ from attn_export.system_info import environment
     "--module", metavar="PATH.py:FUNCTION",
     help="Your module, for --recompute and --sizes of a bundle that was built from it.",
 )  # fmt: skip
+@option(
+    "--case", "cases", multiple=True, metavar="NAME", help="Run this golden case alone.",
+)  # fmt: skip
 @option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
 @option(
     "--trust", metavar="PUBLIC.pem|IDENTITY",
@@ -103,6 +106,7 @@ def verify(
     recompute: bool = False,
     module: str | None = None,
     sizes: Sequence[str] = (),
+    cases: Sequence[str] = (),
     baseline: Path | str | None = None,
     update: bool = False,
     trust: Path | str | None = None,
@@ -122,6 +126,7 @@ def verify(
             Default: the spec of the bundle with the weights of `model.onnx`.
         sizes: Sizes of random cases to run instead of the golden vectors:
             ``["batch=4,query_len=2048"]``. Requires torch.
+        cases: The names of the golden cases to run; all by default.
         baseline: A file with errors of an earlier run. Outputs with much larger errors fail.
         update: Write the errors of this run to `baseline`, if it passes, and do not compare.
         trust: A PEM file with the public key of the required signer, or a sigstore identity. The
@@ -142,7 +147,11 @@ def verify(
     if module is not None and not (recompute or sizes):
         raise UsageError(f"--module {module} needs --recompute or --sizes")
     earlier = read_baseline(Path(baseline)) if baseline and not update else None
-    evidence = functools.partial(_evidence, recompute=recompute, sizes=sizes, module=module)
+    if cases and (sizes or recompute or update):
+        raise UsageError("--case is about stored cases alone; leave the other option out")
+    evidence = functools.partial(
+        _evidence, recompute=recompute, sizes=sizes, module=module, only=cases
+    )
     signer = functools.partial(attested, signer=trust, issuer=oidc_issuer)
     with options_of_call(run, keywords) as run:
         report = _of_all(Path(bundle), Path(graph) if graph else None, run, evidence, signer)
@@ -179,7 +188,9 @@ def _of_all(
             with own:
                 report = _run(this, replacement, evidence_of)
             # Not the path of the copy that may have been checked.
-            reports[name] = dataclasses.replace(report, model=replacement or path / MODEL)
+            reports[name] = dataclasses.replace(
+                report, model=replacement or path / MODEL, name=printable(path.absolute().name)
+            )
     report = reports.get("") or Report.joined(bundle.absolute().name, reports)
     for budget in run.budgets:
         if report.quality is None or not report.quality.measures(budget):
@@ -252,12 +263,18 @@ def _evidence(
     recompute: bool,
     sizes: Sequence[str],
     module: str | None,
+    only: Sequence[str],
 ) -> GoldenEvidence:
     """Start the runtimes on cases, and return these with the truth to judge by."""
     run, place = pool.run, pool.out / GOLDEN
     inputs, cases = stored_cases(folder / GOLDEN)
+    names = sorted(case.name for case in cases)
+    if unknown := [name for name in only if name not in names]:
+        shown = printable(unknown[0], 60)
+        raise UsageError(f"there is no case {shown!r}; {choose(unknown[0], names)}")
+    chosen = [case for case in cases if not only or case.name in only]
     if not sizes and not recompute:
-        run.progress.expect(start(cases))
+        run.progress.expect(start(chosen))
     # The files of the bundle are checked while the runtimes start and run. numpy is only
     # imported from here on, unless `graph` is given.
     read_bundle(folder)
@@ -269,6 +286,9 @@ def _evidence(
         run.progress.expect(start(cases))
         return GoldenEvidence(goldens)
     evidence = _stored_evidence(folder, manifest, inputs, cases, run.budgets)
+    if only:
+        left = [golden for golden in evidence.goldens if golden.case.name in only]
+        return dataclasses.replace(evidence, goldens=left)
     if not recompute:
         return evidence
     from attn_export.commands.recompute import Truth

@@ -147,7 +147,7 @@ def _failed(verdict: Verdict, message: str) -> Verdict:
 
 def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
     """Return a note on the batch elements with NaN or Inf in rows that are not compared, if any."""
-    places = []
+    places = dict[str, list[str]]()
     for golden in goldens:
         for name, truth in golden.expected.items():
             has_rows = is_floating(truth.dtype) and truth.ndim and truth.size
@@ -158,12 +158,14 @@ def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
                 first = row * finite.size
                 if any(first + int(n) not in compared for n in np.flatnonzero(~finite)):
                     rows.append(row)
-            places += [f"{name}{rows} in {golden.case.name}"] if rows else []
+            if rows:
+                places.setdefault(golden.case.name, []).append(f"{name}{rows}")
     if not places:
         return ()
+    cases = "; ".join(f"{', '.join(of)} in {case}" for case, of in places.items())
     return (
-        "NaN and Inf: rows with them that right runtimes may compute differently are no evidence, "
-        f"in these batch elements: {', '.join(places)}",
+        "not compared: rows with NaN or Inf that right runtimes may compute differently, in "
+        f"{counted(len(places), 'case')}, in these batch elements: {cases}",
     )
 
 

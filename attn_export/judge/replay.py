@@ -21,7 +21,7 @@ from attn_export.measures import (
     wrong_kinds,
 )
 from attn_export.quality import Quality
-from attn_export.results import Arrays, Golden, RuntimeRun, Verdict
+from attn_export.results import Arrays, Detail, Golden, RuntimeRun, Verdict
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS
@@ -244,8 +244,10 @@ def buffers_note(graphs: Iterable[GraphFile]) -> tuple[str, ...]:
     if not any(file.bound for file in graphs):
         return ()
     return (
-        "caches in place: runtimes that let past and present share a buffer ran each case "
-        "a second time, with separate ones",
+        Detail(
+            "caches in place: runtimes that let past and present share a buffer ran each case "
+            "a second time, with separate ones"
+        ),
     )
 
 

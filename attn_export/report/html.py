@@ -14,8 +14,10 @@ from attn_export.report import pictures
 from attn_export.report.data import to_json
 from attn_export.report.tables import (
     Summary,
+    failure_groups,
     graph_label,
     largest,
+    phase_of,
     reproduce_command,
     shown,
     summaries,
@@ -32,9 +34,6 @@ STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 _LAYER = re.compile(r"(?:present|cache|layer|hidden)\D*(\d+)")
 """Pattern of the outputs that belong to a layer, by the names that exporters give them."""
-
-_PHASE = re.compile(r"(_\d+)+$|(?<=changed)[_.].*")
-"""Pattern of what names of cases have behind that of a phase: sizes, and an input that changed."""
 
 FIGURES = ("whole", "row", "max_abs", "max_rel")
 
@@ -62,7 +61,7 @@ def to_html(report: Report) -> str:
         layers=[row for summary in ran if (row := _layers(report, summary))],
         alone=_alone(report),
         absent=[summary.run for summary in all_summaries if not summary.ran],
-        problems=report.failures,
+        problems=failure_groups(report.failures),
         graph_label=graph_label,
         shown=shown,
         outputs=_outputs(report),
@@ -116,7 +115,7 @@ def _layers(report: Report, summary: Summary) -> dict[str, Any] | None:
     others: dict[str, None] = {}
     phases: dict[str, dict[str, list[Verdict]]] = {}
     for case, verdicts in verdicts_by_case(report, summary.run).items():
-        phase = phases.setdefault(_PHASE.sub("", case), {})
+        phase = phases.setdefault(phase_of(case), {})
         for verdict in verdicts:
             if found := _LAYER.search(verdict.output):
                 name = layers.setdefault(int(found[1]), f"layer {int(found[1])}")

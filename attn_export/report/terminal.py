@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
-from attn_export.errors import PARAGRAPH, printable
+from attn_export.errors import PARAGRAPH, counted, first_few, printable
 from attn_export.quality import Quality
 from attn_export.report.tables import (
     Column,
@@ -22,13 +23,15 @@ from attn_export.report.tables import (
     Styled,
     Summary,
     Table,
+    failure_groups,
     graph_label,
     matrix,
+    phase_of,
     reproduce_command,
     summaries,
     summary_table,
 )
-from attn_export.results import Report
+from attn_export.results import Detail, Report, Verdict
 
 if TYPE_CHECKING:
     from attn_export.explain.explanation import Explanation
@@ -77,7 +80,8 @@ def print_table(table: Table, console: Console, header: str = "") -> None:
     )
     for column in table.columns:
         grid.add_column(
-            as_text(column.name), justify="right" if column.right else "left",
+            "\n".join(map(as_text, column.name.splitlines())), vertical="bottom",
+            justify="right" if column.right else "left",
             width=column.width, no_wrap=not column.wraps and column.width is None,
             overflow="fold" if column.width else "ellipsis",
         )  # fmt: skip
@@ -112,11 +116,20 @@ FEW = 2
 """Largest number of runtimes with a row of figures for each graph; more are shown as a matrix."""
 
 SHOWN = 8
-"""Largest number of failed verdicts that are printed. report.json has all."""
+"""Largest number of groups of failed verdicts that are printed."""
+
+LONGEST_NOTE = 120
+"""Largest number of characters of a note that are printed. Reports have all."""
 
 
-def print_report(report: Report, console: Console, option: str = "--json FILE") -> None:
-    """Print the explanations, the table, failures, notes and the verdict."""
+def print_report(
+    report: Report, console: Console, option: str = "--verbose", *, verbose: bool = False
+) -> None:
+    """Print the explanations, the table, failures, notes and the verdict.
+
+    `option`: What shows the rest.
+    `verbose`: Whether each failure is printed, and each note as a whole.
+    """
     if report.error is not None:
         say(f"[red]{as_text(report.error)}[/]", console)
     for sentence in report.explanations:
@@ -138,18 +151,31 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     # The reason that a whole run failed is already printed above.
     printed = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in report.failures if verdict.message not in printed]
-    for verdict in failed[:SHOWN]:
-        graph = graph_label(verdict.graph)
-        where = f"{verdict.runtime} {graph} {verdict.case} {verdict.output}".strip()
-        say(f"[red]{verdict.status}[/] {as_text(where)}: {as_text(verdict.message)}", console)
-    if len(failed) > SHOWN:
-        say(f"… and {len(failed) - SHOWN} more; {option} has all", console)
-    _print_notes(report, console)
+    groups = [[verdict] for verdict in failed] if verbose else failure_groups(failed)
+    for group in groups if verbose else groups[:SHOWN]:
+        say(_failures(group), console)
+    if not verbose and len(groups) > SHOWN:
+        rest = sum(map(len, groups[SHOWN:]))
+        say(f"… and {rest} more failures; {option} has all", console)
+    _print_notes(report, console, option, verbose=verbose)
     # Runtimes that the user did not name come last.
     optional = (s for s in all_summaries if few and not s.run.required and not s.ran)
     for line in dict.fromkeys(_not_ran(summary) for summary in optional):
         say(line, console)
     say(f"{as_text(report.name)}: {_result(report)}", console)
+
+
+def _failures(group: Sequence[Verdict]) -> str:
+    """Return a line of markup on a group of failures, of which the first is the worst."""
+    worst, cases = group[0], {v.case for v in group}
+    where = f"{worst.runtime} {graph_label(worst.graph)}"
+    what = f"{worst.case} {worst.output}".strip()
+    if len(group) > 1:
+        outputs = sorted({v.output for v in group})
+        where += f" {phase_of(worst.case)}, {counted(len(cases), 'case')}, {first_few(outputs)}"
+        what = f"worst {what}"
+        return f"[red]{worst.status}[/] {as_text(where)}: {as_text(what)}: {as_text(worst.message)}"
+    return f"[red]{worst.status}[/] {as_text(f'{where} {what}')}: {as_text(worst.message)}"
 
 
 def _result(report: Report) -> str:
@@ -176,11 +202,17 @@ def _failure(report: Report) -> str:
     return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
 
 
-def _print_notes(report: Report, console: Console) -> None:
+def _print_notes(report: Report, console: Console, option: str, *, verbose: bool) -> None:
     if report.signature is not None:
         say(f"signature: {as_text(report.signature)}", console)
     for note in report.notes:
-        say(f"note: {as_text(note)}", console)
+        if verbose or not isinstance(note, Detail):
+            text = note if verbose else shorten(note, LONGEST_NOTE, placeholder=" …")
+            say(f"note: {as_text(text)}", console)
+    if not verbose:
+        more = sum(isinstance(n, Detail) or len(n) > LONGEST_NOTE for n in report.notes)
+        if more:
+            say(f"{counted(more, 'note')} in full: {option}", console)
     if command := reproduce_command(report.reproduction):
         say(f"reproduce: {as_text(command)}", console)
 
@@ -193,7 +225,7 @@ def to_text(report: Report, option: str) -> str:
 
 
 def _print_matrix(cells: Matrix, console: Console) -> None:
-    say("worst error / allowed", console)
+    say("worst error / tolerance", console)
     # In a narrow terminal "FAILED" is above its figure instead of beside it.
     columns = (Column(graph, right=True, wraps=True) for graph in cells.graphs)
     rows = (

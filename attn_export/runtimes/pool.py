@@ -78,9 +78,11 @@ class Pool:
         A required runtime must run at least one graph.
         """
         missed = self.run.required - {name for name, _ in self.workers}
+        unsaid = {name for name in self.run.unasked if self._unavailable.get(name)}
         return [
             RuntimeRun(name, graph, "not run", reason, name in missed, {})
             for (name, graph), reason in self._reasons.items()
+            if name not in unsaid
         ]
 
     def left_out(self) -> Iterator[tuple[Runtime, GraphFile]]:

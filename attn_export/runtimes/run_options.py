@@ -74,6 +74,8 @@ class RunOptions:
     Attributes:
         runtimes: The runtimes, in order.
         required: The names of the runtimes that must run at least one graph.
+        unasked: The names of those that nobody asked for, and that reports leave out if they are
+            not there.
         budgets: Limits for the error of a quantised model against the float model.
         search_more: Whether the search for causes has no end but its own.
         limits: The limits of each runtime's process.
@@ -86,6 +88,7 @@ class RunOptions:
     search_more: bool = False
     limits: Limits = dataclasses.field(default_factory=Limits.default)
     progress: Progress = dataclasses.field(default_factory=Progress)
+    unasked: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, made: RunOptions | None = None, /, **keywords: Unpack[RunKeywords]) -> RunOptions:
@@ -125,6 +128,7 @@ class RunOptions:
             frozenset(_by_name([*named, *require, _ALWAYS_REQUIRED])),
             Gate(atol, rtol), tuple(map(Budget.parse, budgets)), search_more,
             limits, progress or Progress(),
+            frozenset(DEFAULT).difference(known, named, require),
         )  # fmt: skip
 
 

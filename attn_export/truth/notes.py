@@ -66,20 +66,23 @@ FAR = 256
 """The distance of a module from its truth above which there is a note, in units of eps."""
 
 
-def truth_notes(
-    oracle: TruthSource, subject: Subject, widening: ComputeInFloat64 | None, case: Case
-) -> tuple[str, ...]:
-    """Return notes on the truth of a module, as seen in a case.
-
-    `widening`: The mode in which its float64 copy runs.
-    """
+def truth_notes(oracle: TruthSource, subject: Subject, case: Case) -> tuple[str, ...]:
+    """Return notes on the truth of a module, as seen in a case."""
     return (
         *subject.operators.notes(),
         *_far_from_truth(oracle, case),
-        *_precision_notes(oracle, widening, case),
         *_mixing_notes(oracle, subject, case),
-        *_export_notes(oracle, case),
     )
+
+
+def code_notes(
+    oracle: TruthSource, widening: ComputeInFloat64 | None, case: Case
+) -> tuple[str, ...]:
+    """Return notes on what the code of a module asks for, which concern its author.
+
+    `widening`: The mode in which its float64 copy runs.
+    """
+    return (*_precision_notes(oracle, widening, case), *_export_notes(oracle, case))
 
 
 def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator[str]:

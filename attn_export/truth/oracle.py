@@ -130,11 +130,12 @@ class Oracle(TruthSource):
         if self.subject.traits.is_attention:
             return ()
         from attn_export.bundle.golden import fixed_note
-        from attn_export.truth.notes import truth_notes
+        from attn_export.truth.notes import code_notes, truth_notes
 
         inputs = self.subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}
-        return (*fixed_note(shapes), *truth_notes(self, self.subject, self.widening, case))
+        of_truth = truth_notes(self, self.subject, case)
+        return (*fixed_note(shapes), *of_truth, *code_notes(self, self.widening, case))
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""

@@ -20,7 +20,7 @@ from attn_export.bundle.quality_vectors import FLOAT, measured_folders
 from attn_export.cases.draw import seed_of
 from attn_export.errors import counted
 from attn_export.measures import judged_rows
-from attn_export.results import BASE, CHANGED
+from attn_export.results import BASE, CHANGED, Detail
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex
 from attn_export.seeded_tensors import write_seed
 from attn_export.tensorfile import SEED, is_floating, read_tensor, read_tensors, write_tensors
@@ -114,10 +114,12 @@ def reduce_evidence(folder: Path, most_bytes: int, whole: Collection[str] = ()) 
     order = {entry.name: at for at, entry in enumerate(index.cases)}
     entries.sort(key=lambda entry: order[entry.name])
     _write(folder, structs.replace(index, cases=entries))
+    whole_ones = f", {len(whole)} of them whole" if whole else ""
     return (
-        f"stored evidence: {stored} of {judged} rows that were judged, of "
-        f"{len(entries)} of {counted(len(index.cases), 'case')}"
-        + (f", {len(whole)} of them whole" if whole else ""),
+        Detail(
+            f"stored evidence: {stored} of {judged} rows that were judged, of "
+            f"{len(entries)} of {counted(len(index.cases), 'case')}{whole_ones}"
+        ),
     )
 
 

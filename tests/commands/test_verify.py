@@ -17,7 +17,7 @@ from shared import swapped_bundle
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
-from attn_export.errors import BundleError, GraphError, SpecError
+from attn_export.errors import BundleError, GraphError, SpecError, UsageError
 from attn_export.judge.differences import STORED
 from attn_export.results import Report
 from attn_export.runtimes.run_options import Progress
@@ -169,8 +169,8 @@ def test_a_graph_that_cannot_be_read_is_a_graph_error(content, bundle: Path, tmp
     assert "\n" not in str(caught.value)
 
 
-def test_a_graph_that_does_not_exist_is_a_graph_error(bundle: Path, tmp_path: Path):
-    with pytest.raises(GraphError, match="no such file"):
+def test_a_graph_that_does_not_exist_is_wrong_use(bundle: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="no such file"):
         verify(bundle, graph=tmp_path / "no.onnx")
 
 
@@ -271,9 +271,19 @@ def test_a_bundle_that_is_exchanged_while_it_is_verified_is_damage(
 
 
 def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path):
-    for place in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(BundleError, match="not a bundle"):
-            verify(place)
+    with pytest.raises(BundleError, match="not a bundle"):
+        verify(tmp_path)
+    with pytest.raises(UsageError, match="no such folder"):
+        verify(tmp_path / "nothing")
+
+
+def test_some_cases_are_run_alone_by_their_names(bundle: Path, cli: Cli):
+    report = verify(bundle, runtimes=["ort-cpu"], cases=["base"])
+    assert report.passed
+    assert {v.case for v in report.verdicts} == {"base"}
+    done = cli("verify", bundle, "--case", "bsae")
+    assert done.returncode == 2
+    assert "there is no case 'bsae'; did you mean base?" in done.stderr
 
 
 def test_a_gate_of_the_users_only_tightens(bundle: Path, tmp_path: Path):

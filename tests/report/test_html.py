@@ -77,7 +77,7 @@ def test_each_run_has_a_cell_for_each_case_of_which_the_first_failure_is_chosen(
                         "B2_L3: failed, 12.5 (output)"]  # fmt: skip
     assert [i for i, cell in enumerate(cells) if "checked" in cell] == [0, 3, 6]
     rows = [attrs for tag, attrs in page.elements if attrs.get("scope") == "row"]
-    assert len(rows) == 3 + 4  # of the figures and the outputs
+    assert len(rows) == 3 + 3 + 4  # of the failures, the figures and the outputs
     for _, attrs in page.elements:
         if attrs.get("tabindex"):
             assert attrs["role"] == "region"

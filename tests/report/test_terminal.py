@@ -19,7 +19,7 @@ from rich.console import Console
 
 from attn_export.errors import printable
 from attn_export.report.terminal import print_report
-from attn_export.results import Report
+from attn_export.results import Detail, Report
 
 FORMS = ("model.onnx", "model.portable.onnx", "model.ort.onnx", GRAPHS[1], "in float32")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -46,9 +46,9 @@ WIDE = {
 }
 
 
-def printed(report: Report, *, terminal: bool) -> str:
+def printed(report: Report, *, terminal: bool, verbose: bool = False) -> str:
     out = io.StringIO()
-    print_report(report, Console(file=out, width=80, force_terminal=terminal))
+    print_report(report, Console(file=out, width=80, force_terminal=terminal), verbose=verbose)
     return out.getvalue()
 
 
@@ -72,9 +72,9 @@ def test_a_file_name_is_never_broken_across_lines():
 
 @pytest.mark.parametrize("report", WIDE.values(), ids=WIDE)
 def test_in_a_pipe_each_message_is_one_plain_line(report: Report):
-    said = printed(report, terminal=False)
+    said = printed(report, terminal=False, verbose=True)
     assert "\x1b" not in said
-    for of in [v for v in report.verdicts if v.status != "passed"][:8]:
+    for of in [v for v in report.verdicts if v.status != "passed"]:
         assert any(
             line.startswith(of.status) and of.case in line and line.endswith(printable(of.message))
             for line in said.splitlines()
@@ -82,8 +82,34 @@ def test_in_a_pipe_each_message_is_one_plain_line(report: Report):
 
 
 def test_a_failure_names_runtime_form_case_and_output():
-    said = printed(mixed(), terminal=False)
+    said = printed(mixed(), terminal=False, verbose=True)
     assert "failed bad standard B2_L3 output: relative error 1e-2" in said
+
+
+def test_failures_of_a_kind_are_one_line_with_the_worst():
+    cases = [(f"{kind}_{n}", n) for kind in ("shape", "decode") for n in (1, 3, 2)]
+    verdicts = [verdict("bad", "failed", float(n), case=case) for case, n in cases]
+    report = Report("m", (run("bad"),), (*verdicts, verdict("bad", "passed", 0.5)), {}, ())
+    lines = [line for line in printed(report, terminal=False).splitlines() if "worst" in line]
+    starts = [line.partition(": ")[0] for line in lines]
+    assert starts == [f"failed bad standard {k}, 3 cases, output" for k in ("shape", "decode")]
+    assert [line.partition(": ")[2][:15] for line in lines] == [
+        "worst shape_3 o",
+        "worst decode_3 ",
+    ]
+
+
+def test_a_note_is_cut_and_a_detail_is_counted_but_for_verbose():
+    notes = ("short", f"long {'word ' * 40}", Detail("what was tried"))
+    report = Report("m", (run("good"),), (verdict("good", "passed", 0.5),), {}, notes)
+    said = printed(report, terminal=False)
+    shown = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert [len(line) <= 126 for line in shown] == [True, True]
+    assert "2 notes in full: --verbose" in said
+    said = printed(report, terminal=False, verbose=True)
+    assert [f"note: {note.strip()}" in said for note in notes] == [True] * 3
+    assert Report.joined("both", {"part": report}).notes[2] == "part/what was tried"
+    assert isinstance(Report.joined("both", {"part": report}).notes[2], Detail)
 
 
 def in_terminal(words: list[str], **environment: str) -> str:

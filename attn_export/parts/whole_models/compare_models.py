@@ -43,7 +43,7 @@ from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.quality import OF_LOGITS, Budget, is_logits
-from attn_export.results import CHANGED, Report
+from attn_export.results import CHANGED, Detail, Report
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.truth.reference import Reference
 from attn_export.truth.stored_evidence import (
@@ -219,7 +219,7 @@ def _compare_built(
     }  # fmt: skip
     joined = Report.joined(folder.absolute().name, reports)
     files = ", ".join(entry.path.name for entry in entries)
-    notes = f"layout: {BUILT} ({files})", *joined.notes
+    notes = Detail(f"layout: {BUILT} ({files})"), *joined.notes
     return dataclasses.replace(joined, notes=notes)
 
 
@@ -293,7 +293,7 @@ def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:
     files = ", ".join(entry.path.name for entry in exported.entries)
     of = f"; {counted(len(layers), 'layer')}" if layers else ""
     missing = [text for name, text in _NOT_PROMISED.items() if name not in exported.layout.promises]
-    notes = [f"layout: {exported.layout.title} ({files}){of}"]
+    notes: list[str] = [Detail(f"layout: {exported.layout.title} ({files}){of}")]
     if missing:
         notes.append(f"not supported by this layout, so not judged: {', '.join(missing)}")
     return tuple(notes)
@@ -309,6 +309,5 @@ def _phase_note(entry: Entry, report: Report) -> str:
         for case in sorted(failed)
     )
     text = f"{entry.phase}: {len(cases) - len(failed)} of {counted(len(cases), 'case')} passed, "
-    return f"{text}worst {worst:.2g} of the error allowed" + (
-        f"; wrong in {', '.join(kinds)}" if kinds else ""
-    )
+    wrong = f"; wrong in {', '.join(kinds)}" if kinds else ""
+    return Detail(f"{text}worst {worst:.2g} of the error allowed{wrong}")

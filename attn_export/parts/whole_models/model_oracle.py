@@ -21,10 +21,10 @@ from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
-from attn_export.results import BASE, CHANGED, Arrays, Case, Golden, LayerError, TensorNames
+from attn_export.results import BASE, CHANGED, Arrays, Case, Detail, Golden, LayerError, TensorNames
 from attn_export.tensorfile import is_floating
 from attn_export.truth.float64_mode import widened_arrays
-from attn_export.truth.notes import truth_notes
+from attn_export.truth.notes import code_notes, truth_notes
 from attn_export.truth.operations import math_backend
 from attn_export.truth.oracle import WIDER, Oracle
 from attn_export.truth.stored_evidence import MOST_BYTES, reduce_if_large
@@ -142,7 +142,8 @@ class ModelOracle(Oracle):
 
     def notes(self, case: Case) -> tuple[str, ...]:
         """Return notes on the truth, and on the tokens of the cases that were computed."""
-        return (*self._tokens_note(), *truth_notes(self, self.subject, self.widening, case))
+        of_code = map(Detail, code_notes(self, self.widening, case))
+        return (*self._tokens_note(), *truth_notes(self, self.subject, case), *of_code)
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce golden vectors of many bytes to some positions, and return a note."""
@@ -152,11 +153,9 @@ class ModelOracle(Oracle):
         """Return a note on the tokens that greedy decoding takes."""
         if not self.tokens:
             return (*self._tied_note(),)
-        return (
-            f"greedy tokens: {self.tokens} positions; where logits pass, tokens are equal, but for "
-            f"{counted(self.ties, 'tie')} within the error allowed",
-            *self._tied_note(),
-        )
+        but = f"{counted(self.ties, 'tie')} within the error allowed"
+        told = f"{self.tokens} positions; where logits pass, tokens are equal, but for {but}"
+        return (Detail(f"greedy tokens: {told}"), *self._tied_note())
 
     def _tied_note(self) -> Iterator[str]:
         if self.tied:
