@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_graphs import exported, saved
 
-from attn_export.errors import GraphError
+from attn_export.errors import AttnExportError
 from attn_export.graph.checks import check_graph
 
 
@@ -18,7 +18,7 @@ def data(tmp_path_factory) -> bytes:
 
 
 def refusal_of(path: Path) -> str:
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(AttnExportError) as caught:
         check_graph(path)
     message = str(caught.value)
     assert "\n" not in message
@@ -81,6 +81,6 @@ def test_a_damaged_graph_has_findings_or_is_refused(before, after, data, tmp_pat
     path.write_bytes(head + after + tail)
     try:
         findings = check_graph(path, exported()[0].expected())
-    except GraphError:
+    except AttnExportError:
         return
     assert findings

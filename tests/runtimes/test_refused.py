@@ -113,7 +113,7 @@ def test_axes_without_a_size_are_refused(end: str, name: str, shape: list[object
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path):
-    refused(BundleError, "is not a bundle", DecodeSession, tmp_path / "nothing")
+    refused(UsageError, "is not a bundle", DecodeSession, tmp_path / "nothing")
 
 
 def test_without_onnx_runtime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

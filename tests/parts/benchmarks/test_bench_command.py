@@ -125,7 +125,7 @@ def test_a_graph_that_does_not_run_is_exit_code_5(bundle: Path, monkeypatch, cap
 
 def test_wrong_use_is_one_line_and_a_code(cli: Cli, bundle: Path, tmp_path: Path):
     for arguments, code, message in (
-        (("nowhere",), 7, "not a bundle"),
+        (("nowhere",), 2, "not a bundle"),
         ((bundle, "--chart", "x.svg"), 2, "--chart was removed in 0.3.0"),
         ((bundle, "--json", "no/x.json"), 2, "no such folder"),
         ((bundle, "--prefill", "0"), 2, "0"),
