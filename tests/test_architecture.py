@@ -203,45 +203,6 @@ def test_no_file_imports_the_packages_own_names():
     assert [file for file in FILES if "__init__" in own_imports(file)] == []
 
 
-# -- parameters -------------------------------------------------------------------------------
-
-MOST_PARAMETERS = 8
-
-AS_OTHERS = {
-    "attention/functional: scaled_dot_product_attention",
-    "attention/onnx_attention: attention_node",
-    "commands/assert_parity: assert_parity",
-    "commands/compare: compare",
-    "commands/verify: verify",
-    "float64/fused_attention: group_query_attention",
-    "float64/fused_attention: multi_head_attention",
-    "float64/fused_attention: packed_attention",
-    "float64/fused_layers: embed_layer_norm",
-    "float64/fused_layers: mixture_of_experts",
-    "parts/linear_attention/linear_operator: _linear_attention",
-    "parts/whole_models/compare_models: compare_models",
-    "parts/whole_models/build/model: subject_of_model",
-    "parts/whole_models/build/attention: _attend",
-    "runtimes/run_options: _new",
-    "truth/allowed: build_golden",
-}
-"""Functions that users call, that take all that is known of a case, or that have the operands of a
-function of PyTorch or transformers, or of ONNX's operator. Options of a command are parameters of a
-function `*_command`."""
-
-
-def test_functions_have_few_parameters():
-    counts = {}
-    for file in FILES:
-        for node in ast.walk(tree(file)):
-            if isinstance(node, ast.FunctionDef) and not node.name.endswith("_command"):
-                given = node.args
-                names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-                count = len({*names} - {"self", "cls"}) + bool(given.vararg) + bool(given.kwarg)
-                counts[f"{file}: {node.name}"] = count
-    assert {name for name, count in counts.items() if count > MOST_PARAMETERS} == AS_OTHERS
-
-
 # -- who imports what -------------------------------------------------------------------------
 
 

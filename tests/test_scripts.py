@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 from measuring.cuda_page import cuda_page
-from measuring.timing import command, interleaved
 
 from attn_export.runtimes.engines.ort_cuda import no_cuda_device
 
@@ -111,59 +110,3 @@ def test_gpu_check_judges_a_whole_model_and_finds_the_launches_of_the_dry_run(tm
     for step in ("decode", "decode, B 8"):
         assert f"| tiny float16 | {step} | 16 | 16 | 11 | yes | 0 |" in done.stdout
     assert re.search(r"\| tiny float16 \| prefill \| [\d.]+ \| \S \| [\d.]+ \|", done.stdout)
-
-
-def test_a_new_row_takes_the_place_of_that_of_the_same_model_and_step():
-    rows = [{"model": "a", "step": "decode", "error": "x"}, {"model": "b"}]
-    for row in ({"model": "a", "step": "decode"}, {"model": "a", "step": "prefill"}):
-        load("gpu_check").put(rows, row)
-    assert rows == [
-        {"model": "a", "step": "decode"}, {"model": "a", "step": "prefill"}, {"model": "b"},
-    ]  # fmt: skip
-
-
-@pytest.mark.extended
-def test_the_bare_script_of_the_benchmark_exports_the_module_that_the_job_builds(tmp_path):
-    script = load("bench_build").BARE
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "bare.onnx").is_file()
-
-
-def test_a_first_round_and_unused_runs_are_not_counted():
-    calls: list[str] = []
-    times = interleaved(
-        {"own": lambda: calls.append("own") or 3.0, "measured": lambda: calls.append("measured")},
-        2, runs=2, unused=1, clean=lambda: calls.append("clean"),
-    )  # fmt: skip
-    assert times["own"] == [3.0] * 4
-    assert len(times["measured"]) == 4
-    assert all(0 < seconds < 1 for seconds in times["measured"])
-    assert calls == [*["own", "clean"] * 3, *["measured", "clean"] * 3] * 3
-
-
-def test_a_command_that_prints_its_time_is_counted_by_it(tmp_path):
-    words = [sys.executable, "-c", "print(0.25)"]
-    assert command(words, tmp_path, prints_time=True)() == 0.25
-    assert command(words, tmp_path)() is None
-    with pytest.raises(subprocess.CalledProcessError):
-        command([sys.executable, "-c", "1 / 0"], tmp_path)()
-
-
-def test_bench_large_counts_the_memory_of_processes_that_a_command_starts():
-    held = "import time; held = b'x' * (96 << 20); time.sleep(1)"
-    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])"
-    used = load("bench_large").measure_usage([sys.executable, "-c", starts])
-    assert 96 << 20 < used.peak < 160 << 20
-    assert used.seconds > 1
-
-
-def test_bench_large_states_the_goals_beside_what_it_measured():
-    script = load("bench_large")
-    measured = {name: script.Usage(3 << 30, 7.0) for name in script.COMMANDS}
-    row = {"weights": 1 << 30, **measured, "save": [1.2, 1.5, 1.3], "raw": [1.0, 1.0, 1.1]}
-    page = script.to_markdown([row])
-    assert "| 1.00 GiB | 3.50 GiB | 3.00 GiB, 7 s |" in page
-    assert "| 1.00 GiB | 1.30 s (1.20 to 1.50) | 1.00 s (1.00 to 1.10) | 1.30 | ≤ 1.3 |" in page
