@@ -48,11 +48,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only the files that take least time: default_share.QUICK",
     )
-    parser.addoption(
-        "--kills", type=int, metavar="N",
-        help="kill each command at so many random moments (tests/killed_commands); default 2, "
-        "with --all 6",
-    )  # fmt: skip
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
