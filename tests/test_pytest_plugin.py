@@ -54,51 +54,6 @@ def test_a_graph_of_others(parity, tmp_path):
 def test_a_gate_that_nothing_meets(parity):
     parity(Scores().eval(), {"query": torch.randn(2, 5, 8)}, AXES, dialects=["standard"], atol=0.0)
 """
-WRONG = """
-import numpy as np
-import onnx
-import pytest
-import torch
-from torch import nn
-
-from attn_export import assert_parity
-
-AXES = {"input": {0: "batch", 1: "query_len"}}
-
-
-def inputs():
-    return {"input": torch.randn(2, 5, 8)}
-
-
-class Branches(nn.Linear):
-    def forward(self, input):
-        return super().forward(input) if input.shape[1] > 8 else input
-
-
-def test_refused(parity):
-    parity(Branches(8, 8).eval(), inputs(), AXES)
-
-
-def test_refused_by_the_function():
-    assert_parity(Branches(8, 8).eval(), inputs(), AXES)
-
-
-def test_gate_of_the_function():
-    assert_parity(nn.Linear(8, 8).eval(), inputs(), AXES, dialects=["standard"], atol=0.0)
-
-
-def test_an_option_that_there_is_not(parity):
-    parity(nn.Linear(8, 8).eval(), inputs(), AXES, runtime="ort-cpu")
-
-
-def test_no_bundle(parity):
-    parity("nothing")
-
-
-@pytest.mark.parity("small", runtimes=["tensorrt"])
-def test_marker(parity_case):
-    parity_case.check()
-"""
 BUNDLES = """
 import numpy as np
 import onnx
@@ -154,24 +109,6 @@ def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path
     assert sum(content["passed"] for content in contents) == 2
     names = {"test_a_spec", "test_a_graph_of_others"}
     assert {content["name"] for content in contents} == names | {"test_a_gate_that_nothing_meets"}
-
-
-@pytest.mark.extended
-def test_a_failure_is_printed_once_without_our_source_or_arrays(project: Path):
-    (project / "test_wrong.py").write_text(WRONG)
-    counts, said = outcomes(project, "test_wrong.py", "-k", "not test_marker or B1_P0_L1]")
-    assert counts == {"failed": 5, "error": 1, "deselected": counts["deselected"]}
-    printed = said.partition("short test summary info")[0]
-    for text, times in (
-        ("axis 'query_len' (input.shape[1]) was narrowed", 2),
-        ("no parity: ort-cpu: ", 1),
-        ("build() got an unexpected keyword argument 'runtime'", 1),
-        ("nothing is not a bundle", 1),
-        ("unknown runtime 'tensorrt'", 1),
-    ):
-        assert printed.count(text) == times, text
-    for text in ("another exception", "tensor(", "array(", "torch.__trace", "def ", "attn_export/"):
-        assert text not in printed.replace("def test_", "").replace("def inputs", ""), text
 
 
 def test_each_case_of_a_bundle_is_a_test_with_xdist(project: Path):

@@ -80,33 +80,3 @@ def test_gpu_check_runs_over_the_stand_in_and_finds_the_kernels_of_the_dry_run()
     assert re.search(r"\| mqa \| prefill \| \d+ \| yes \|", done.stdout)
     assert re.search(r"\| mqa \| decode, B 8 \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \S+ \|", done.stdout)
     assert sorted((ROOT / "docs" / "results").iterdir()) == before
-
-
-@pytest.mark.usefixtures("need_dry_run")
-@pytest.mark.extended
-def test_gpu_check_judges_a_whole_model_and_finds_the_launches_of_the_dry_run(tmp_path):
-    script = load("gpu_check")
-    fields = {
-        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 1024,
-        "head_dim": 64,
-    }  # fmt: skip
-    whole, bundle = tmp_path / "tiny float16", tmp_path / "tiny float16" / "bundle"
-    script.prepare(whole, "llama", "float16", fields)
-    rows = list(script.verdicts("tiny float16", bundle, "ort-cpu", script.LIMITS))
-    assert [row["step"] for row in rows][3:] == [
-        "model.cuda.onnx", "model.cuda.decode.onnx", "model.cuda.prefill.onnx",
-    ]  # fmt: skip
-    assert all(row["passed"] and row["right"] == row["outputs"] > 0 for row in rows)
-    results = {"card": "none", "environment": {"versions": {}}, "parity": [], "kernels": []}
-    page = cuda_page(results | {"times": [], "whole": rows})
-    assert re.search(r"\| tiny float16 \| model.cuda.decode.onnx \| (\d+) \| \1 \| 0\.\d+ \|", page)
-    (bundle / "weights.safetensors").unlink()  # others are made for the times
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "gpu_check", "--stand-in", "--whole", tmp_path],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    for step in ("decode", "decode, B 8"):
-        assert f"| tiny float16 | {step} | 16 | 16 | 11 | yes | 0 |" in done.stdout
-    assert re.search(r"\| tiny float16 \| prefill \| [\d.]+ \| \S \| [\d.]+ \|", done.stdout)

@@ -187,20 +187,6 @@ def test_a_name_that_there_is_not_is_refused(good: Path):
             compare(subject(), good, on("ort-cpu"), names=names)
 
 
-@pytest.mark.extended
-def test_a_graph_that_computes_in_float16_is_judged_by_its_precision(tmp_path: Path):
-    class Narrow(Cross):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return super().forward(x.half(), y.half()).float()
-
-    graph = exported(tmp_path / "half.onnx", Narrow().eval().half())
-    report = compare(subject(), graph, on("ort-cpu"))
-    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
-    assert any("computes in fewer bits" in note for note in report.notes)
-    graph = exported(tmp_path / "wrong.onnx", Narrow(scale=0.3).eval().half())
-    assert compare(subject(), graph, on("ort-cpu")).exit_code == 6
-
-
 def test_the_bundle_of_a_comparison_verifies_and_that_of_a_failure_fails(good, tmp_path: Path):
     assert compare(subject(), good, on("ort-cpu"), output=tmp_path / "b").passed
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed

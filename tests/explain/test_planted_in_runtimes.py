@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import on
 
-from attn_export import build
 from attn_export.commands.explain_bundle import explain
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.spec import AttentionSpec
 
 LOW = "INFERENCE_PRECISION_HINT"
 EXPLAINED: Mapping[str, str] = {"BF16": "bfloat16", "FP16": "10 bits"}
@@ -47,19 +45,6 @@ def test_low_precision_is_named_with_its_remedy(name: str, bundle: Path, need):
     tried = {experiment.name: experiment.passed for experiment in found.experiments}
     assert tried["one thread"] is False
     assert tried["the same graph in ort-cpu"] is True
-
-
-@pytest.mark.extended
-def test_a_kernel_that_keeps_an_earlier_shape_is_no_fault_of_the_graph(tmp_path: Path, need):
-    """Run OpenVINO's kernel for one query first, which is then used for 16 and more."""
-    need("openvino")
-    spec = AttentionSpec.from_dict({"embed_dim": 64, "num_heads": 4})
-    build(spec, tmp_path / "mha", runtimes=["ort-cpu"], dialects=["standard"])
-    found = explain(tmp_path / "mha", on("openvino"), options={"SNIPPETS_MODE": "ENABLE"})
-    assert found.fault == "runtime"
-    passing = {e.name for e in found.experiments if e.passed}
-    assert "generated kernels off (SNIPPETS_MODE=DISABLE)" in passing
-    assert found.causes[0].kind == "generated kernels off", found.sentence
 
 
 def test_options_that_an_engine_does_not_have_are_named(bundle: Path):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from agreement import operators, right_graphs
 from shared import extended
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import causal_lower_right
 
 from attn_export import Subject
 
@@ -28,11 +28,6 @@ def square_mask(x: Tensor) -> Tensor:
 
 FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], Axes]] = {
     "[B, L, D]": (lambda f, x: F.scaled_dot_product_attention(f(x), x, x), (2, 5, 8), TOKENS),
-    "[L, D]": (lambda f, x: F.scaled_dot_product_attention(f(x), x, x), (5, 8), {0: "query_len"}),
-    "[B, L, D] with a mask and a scale": (
-        lambda f, x: F.scaled_dot_product_attention(f(x), x, x, square_mask(x), scale=0.3),
-        (2, 5, 8), TOKENS,
-    ),
     "[B·H, L, D] with a mask for each": (
         lambda f, x: F.scaled_dot_product_attention(
             *(heads(t).flatten(0, 1) for t in (f(x), x, x)),
@@ -43,18 +38,6 @@ FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], A
     "[B, N, H, L, D] with a mask": (
         lambda f, x: F.scaled_dot_product_attention(
             *(torch.stack([heads(t), 2 * heads(t)], 1) for t in (f(x), x, x)), square_mask(x)
-        ),
-        (2, 5, 8), TOKENS,
-    ),
-    "one K/V head, broadcast": (
-        lambda f, x: F.scaled_dot_product_attention(
-            heads(f(x)), heads(x)[:, :1], heads(x)[:, :1]
-        ),
-        (2, 5, 8), TOKENS,
-    ),
-    "enable_gqa with a head for each": (
-        lambda f, x: F.scaled_dot_product_attention(
-            heads(f(x)), heads(x), heads(x), enable_gqa=True, is_causal=True
         ),
         (2, 5, 8), TOKENS,
     ),
@@ -71,12 +54,6 @@ FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], A
         ),
         (2, 5, 8), TOKENS,
     ),
-    "its other mask": (
-        lambda f, x: F.scaled_dot_product_attention(
-            heads(f(x)), heads(x), heads(x), causal_upper_left(x.shape[1], x.shape[1])
-        ),
-        (2, 5, 8), TOKENS,
-    ),
 }  # fmt: skip
 
 
@@ -89,7 +66,7 @@ class Calls(nn.Module):
         return self.function(self.linear, x)
 
 
-@pytest.mark.parametrize("name", extended(FORMS, lambda name: name in [*FORMS][::4]))
+@pytest.mark.parametrize("name", extended(FORMS, lambda name: name in [*FORMS][::2]))
 def test_a_form_is_one_node_and_passes(name: str):
     function, shape, axes = FORMS[name]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -69,15 +69,6 @@ class Relative(nn.Module):
         return (x @ x.mT + shifted).softmax(-1) @ x
 
 
-class Float64Table(Layer):
-    """A table of angles in float64: Flux and other models of diffusers."""
-
-    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        inverse = 1.0 / 10000 ** (torch.arange(0, D, 2, dtype=torch.float64) / D)
-        angles = torch.outer(torch.arange(q.shape[2]), inverse).repeat_interleave(2, 1)
-        return attend(q * angles.cos().float(), k * angles.sin().float(), v)
-
-
 class RepeatedMask(nn.Module):
     """A mask of one row that is repeated for the heads and viewed: diffusers."""
 
@@ -90,15 +81,6 @@ class RepeatedMask(nn.Module):
         q, k, v = (part.unflatten(-1, (H, D)).transpose(1, 2) for part in (self.q(x), k, v))
         mask = bias[:, None].repeat_interleave(H, dim=0).view(x.shape[0], H, -1, bias.shape[-1])
         return attend(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-
-
-class PaddingBias(Layer):
-    """A bias from a mask of integers: BERT, BigBird, CLIP."""
-
-    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        bias = (1.0 - attention_mask[:, None, None]) * -1e4
-        attended = attend(*self.heads(x), attn_mask=bias)
-        return attended.transpose(1, 2).flatten(2)
 
 
 class Positions(Layer):
@@ -140,27 +122,14 @@ def cross(module: nn.Module) -> Subject:
     return Subject(module.eval(), drawn, axes, ["y"])
 
 
-def padded(module: nn.Module) -> Subject:
-    inputs = {"x": torch.randn(2, 5, E), "attention_mask": torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])}
-    return Subject(
-        module.eval(), inputs, {name: {0: "batch", 1: "query_len"} for name in inputs}, ["y"]
-    )
-
-
 MODULES: dict[str, Callable[[], Subject]] = {
     "a learned bias": lambda: of_x(LearnedBias()),
-    "a table in float64": lambda: of_x(Float64Table()),
     "a mask that is viewed": lambda: cross(RepeatedMask()),
-    "a convolution": lambda: of_x(Layer(nn.Conv1d(E, E, 3, padding=1, groups=E))),
-    "a mask of integers": lambda: padded(PaddingBias()),
-    "a norm of groups": lambda: of_x(Layer(nn.GroupNorm(4, E))),
     "a pool": lambda: of_x(Layer(nn.AvgPool1d(3, 1, 1))),
-    "a transposed convolution": lambda: of_x(Layer(nn.ConvTranspose1d(E, E, 3, padding=1))),
 }
 
 
-@pytest.mark.parametrize("name", extended(MODULES, lambda name: name in [*MODULES][::2]))
-@pytest.mark.every(3)
+@pytest.mark.parametrize("name", extended(MODULES, lambda name: name != "a mask that is viewed"))
 def test_it_passes_in_every_dialect(name: str):
     torch.manual_seed(7)
     assert right_graphs(MODULES[name](), "all").keys() == {STANDARD, PORTABLE, ORT}

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Cli, small_spec
+from conftest import Cli
 from msgspec.structs import replace
 from shared import bundle_of
 
-from attn_export import build
 from attn_export.bundle.manifest import read_manifest
 from attn_export.commands.main import run
 from attn_export.errors import UsageError
@@ -87,22 +86,6 @@ def test_a_table_and_every_figure(bundle: Path, tmp_path: Path, capsys):
         for figure in ("median_ms", "p95_ms", "tokens_per_second", "ratio_to_best_peer",
                        "fraction_of_roof"):  # fmt: skip
             assert candidate[figure] > 0
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"weights_dtype": "int8"},
-    ],
-)
-@pytest.mark.extended
-def test_caches_in_place(changes: dict, tmp_path: Path, capsys):
-    build(small_spec(cache="in-place", **changes), tmp_path / "b", name="b", runtimes=["ort-cpu"])
-    assert run(["bench", str(tmp_path / "b"), *SMALL[:2], *SMALL[4:], "--json", "-"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert {c["outcome"] for c in candidates(report, 0).values()} == {"ran"}
 
 
 @pytest.mark.usefixtures("quick", "no_torch")

@@ -189,16 +189,6 @@ def test_the_judge_takes_it():
     assert set(kept) >= set(GRAPHS)
 
 
-@pytest.mark.extended
-def test_a_graph_without_a_kernel_here_is_not_run(tmp_path: Path):
-    spec = small_spec(**JUDGED, qk_norm="rms")
-    report = build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=[CUDA])
-    assert report.passed
-    ran = {run.graph: run for run in report.runs}["model.cuda.decode.onnx"]
-    assert ran.outcome == "not run"
-    assert "only the placement in a dry run is known" in ran.reason
-
-
 def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
     spec, folder = small_spec(**(IN_PLACE | BFLOAT16)), tmp_path / "b"
     report = build(spec, folder, runtimes=["ort-cpu"], dialects=[STANDARD, CUDA])

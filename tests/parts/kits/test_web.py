@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chromium_page import Page
 from conftest import ROOT
-from evidence import NO_EVIDENCE, ONE_ROW, without_evidence
+from evidence import NO_EVIDENCE, without_evidence
 from javascript_kits import kit_of, plant_fault, run, served, several_queries
 from readmes import blocks
 from shared import bundle_of, extended, spec_of
@@ -130,19 +130,6 @@ def test_it_shows_that_every_case_passes_and_runs_the_programs_in_its_readme(
     assert [u for u in page.requests if not u.startswith((address, "data:", "blob:"))] == []
 
 
-@pytest.mark.extended
-def test_it_shows_a_wrong_scale_with_its_reason(failing: str, tmp_path: Path, page: Page):
-    show(page, failing)
-    rows = page.evaluate(ROWS_SHOWN)
-    failed = [row for row in rows if "✗ failed" in row]
-    assert page.evaluate(STATE) == "failed"
-    assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(failed)} of {len(rows)} cases")
-    assert failed
-    assert all(re.search(r"relative error \S+ over .+, allowed", row) for row in failed)
-    assert any("output: relative error" in row for row in failed)
-    assert len(page.screenshot(tmp_path / "failed.png")) > 20_000
-
-
 def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path, page: Page):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     with served(kit_of("web", bundle, tmp_path, "web")) as address:
@@ -154,17 +141,6 @@ def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path, page: Page):
     for name, (_, status, says) in NO_EVIDENCE.items():
         assert f"✗ {status}" in shown[name]
         assert says.replace("1e+09", "1000000000").replace("inf", "Infinity") in shown[name]
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_failure_can_be_read_too(dark: bool, failing: str, page: Page):
-    show(page, failing)
-    page.look(360, dark=dark)
-    assert page.evaluate(STATE) == "failed"
-    assert page.evaluate(CONTRAST) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.look(800)
 
 
 @pytest.mark.parametrize(
@@ -183,21 +159,6 @@ def test_missing_files_are_named(file: str, says: str, tmp_path: Path, page: Pag
         assert page.evaluate(STATE) == "error"
         assert page.evaluate(TEXT).startswith("Cannot be run: ")
         assert says in page.evaluate(TEXT)
-
-
-@pytest.mark.parametrize("how", extended(["choose", "drop"], lambda how: how == "drop"))
-@pytest.mark.extended
-def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, page: Page):
-    assert "append" in page.evaluate("document.getElementById('facts').innerText")
-    if how == "choose":
-        page.choose_folder("#folder", bundle_of("in-place"))
-    else:
-        page.drop(bundle_of("in-place"))
-    shown = "document.getElementById('facts').innerText.includes('in-place')"
-    page.wait(f"{shown} && {DONE}")
-    assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
-    assert any("replay of decode" in row for row in page.evaluate(ROWS_SHOWN))
-    assert page.evaluate("document.getElementById('weights').hidden")
 
 
 def test_files_that_are_no_bundle_are_said(passing: str, page: Page):
@@ -248,16 +209,6 @@ def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, pa
     assert page.evaluate("document.getElementById('weights-key').value") == f"{keys - 1}"
 
 
-@pytest.mark.extended
-def test_weights_of_a_row_that_is_not_compared_are_not_drawn(passing: str, page: Page):
-    assert page.evaluate(f"({CHOOSE})('weights-case', '{ONE_ROW}')") == ONE_ROW
-    rows = "[...document.querySelectorAll('#weights-batch option')].map((one) => one.value)"
-    assert page.evaluate(rows) == ["0", "2"]
-    for row in ("0", "2"):
-        assert page.evaluate(f"({CHOOSE})('weights-batch', '{row}')") == row
-        assert 0 <= float(page.evaluate(VALUE)) <= 1
-
-
 # -- for everybody ------------------------------------------------------------------------------
 
 
@@ -302,12 +253,3 @@ def test_keys_reach_every_control_and_the_focus_is_seen(passing: str, page: Page
     wanted = ["engine", "submit", "folder", "weights-case", "weights-batch", "weights-head"]
     assert [name for name in reached if name in wanted][:6] == wanted
     assert {"weights-query", "weights-key"} <= set(reached)
-
-
-@pytest.mark.extended
-def test_keys_alone_run_it_again_with_another_choice(passing: str, page: Page):
-    page.evaluate("document.querySelector('button').focus()")
-    page.evaluate("document.querySelectorAll('tbody').forEach((group) => group.remove())")
-    page.press("Enter")
-    page.wait(f"document.querySelectorAll('tbody').length > 20 && {DONE}")
-    assert page.evaluate(STATE) == "passed"

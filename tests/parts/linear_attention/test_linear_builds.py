@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-import torch
 from agreement import right_graphs
-from conftest import ROOT
 from linear_specs import LINEAR_SPECS
 from shared import extended
-from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
-from attn_export.attention import seeded_attention
-from attn_export.judge.judge import judge
-from attn_export.results import Case, Report
-from attn_export.runtimes.catalogue import runtime
+from attn_export.results import Report
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import GraphFile
-from attn_export.truth.oracle import Oracle
 
 NEWER = "ort-cpu==1.32.0"
 GRAPHS = ("model.onnx", "model.portable.onnx", "model.ort.onnx")
@@ -90,71 +79,6 @@ def test_a_decode_of_300_tokens_is_judged_and_verified(built, need):
 
 
 # -- the state after each of 300 steps ------------------------------------------------------------
-
-
-class EveryState(nn.Module):
-    """A layer that gives the states after each token, `[B, L, Hkv, D, Dv]`, in steps of one."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, query: Tensor, **pasts: Tensor) -> tuple[Tensor, Tensor]:
-        rows, states = [], []
-        for token in query.split(1, dim=1):
-            row, *presents = self.layer(token, **pasts)
-            pasts = dict(zip(pasts, presents, strict=True))
-            rows.append(row)
-            states.append(pasts["past_state"])
-        return torch.cat(rows, 1), torch.stack(states, 1)
-
-
-DECODE = """
-import sys
-import numpy as np
-import onnxruntime as ort
-
-folder, inputs = sys.argv[1], dict(np.load(sys.argv[2]))
-query = inputs.pop("query")
-assert ort.__version__ == "1.32.0"
-for name in sys.argv[3:]:
-    session, pasts, rows, states = ort.InferenceSession(f"{folder}/{name}"), inputs, [], []
-    for t in range(query.shape[1]):
-        row, *presents = session.run(None, {"query": query[:, t : t + 1], **pasts})
-        pasts = dict(zip(pasts, presents))
-        rows.append(row)
-        states.append(pasts["past_state"])
-    np.savez(f"{folder}/{name}.npz", output=np.concatenate(rows, 1), states=np.stack(states, 1))
-"""
-
-
-@pytest.mark.parametrize(
-    "name", extended([name for name in LINEAR_SPECS if "no state" not in name], WHOLE.__eq__)
-)
-@pytest.mark.xdist_group("linear")
-def test_the_state_after_each_of_300_steps_is_right(name: str, built, need, tmp_path: Path):
-    need(NEWER)
-    module = EveryState(seeded_attention(LINEAR_SPECS[name])).eval()
-    shapes = {f"past_{n}": shape[1:] for n, shape in LINEAR_SPECS[name].states.items()}
-    named = {"query": {0: "batch", 1: "query_len"}, **{n: {0: "batch"} for n in shapes}}
-    example = {n: torch.zeros(2, *sizes) for n, sizes in {"query": (5, 24), **shapes}.items()}
-    subject = Subject(module, example, named, ["output", "states"])
-    drawn = subject.draw({"batch": 2, "query_len": 300}, "every state")
-    inputs = {n: tensor.numpy() for n, tensor in drawn.items()}
-    golden = Oracle(subject).golden(Case("300 steps", "shape", {}, inputs, ""))
-    np.savez(tmp_path / "inputs.npz", **inputs)
-    paths = [runtime(NEWER).folder, ROOT]
-    subprocess.run(
-        [sys.executable, "-c", DECODE, built(name)[1], tmp_path / "inputs.npz", *GRAPHS],
-        check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-    )  # fmt: skip
-    for graph in GRAPHS:
-        outputs = dict(np.load(built(name)[1] / f"{graph}.npz"))
-        assert outputs["states"].shape[1] == 300
-        verdicts = judge(NEWER, graph, golden, outputs)
-        assert [v.status for v in verdicts] == ["passed", "passed"], verdicts
-        outputs["states"][:, 150] = outputs["states"][:, 149]
-        assert [v.status for v in judge(NEWER, graph, golden, outputs)] == ["passed", "failed"]
 
 
 @pytest.mark.parametrize(("version", "runs"), [("1.31.1", False), ("1.32.0", True), ("2.0", True)])

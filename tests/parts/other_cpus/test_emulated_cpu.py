@@ -15,8 +15,6 @@ from package_files import FILES
 from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
-from attn_export.bundle.golden import stored_cases
-from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.judge.gate import cpu_notes
 from attn_export.parts.installing import VARIABLE
@@ -26,14 +24,12 @@ from attn_export.runtimes.catalogue import runtime, runtimes_of
 from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
 from attn_export.runtimes.run_options import Progress, RunOptions
-from attn_export.tensorfile import read_tensors
 
 ARM, X86 = "ort-cpu@neoverse-n1", "ort-cpu@haswell"
 OLD_X86, NEW_X86 = "ort-cpu@westmere", "ort-cpu@epyc-milan"
 NO_HALF, SOME_HALF = "ort-cpu@cortex-a72", "ort-cpu@max"
 IN_HALF = "products of float16 in half precision, where others use float32"
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
-AVX512 = ("skylake-server", "icelake-server", "sapphire-rapids")
 
 
 def bundle(dtype: str) -> Path:
@@ -97,51 +93,6 @@ def test_a_processor_that_adds_in_half_precision_is_named_as_less_exact(need):
     (note,) = (note for note in report.notes if note.startswith("ort-cpu@"))
     assert note.startswith(f"{ARM} has ")
     assert note.endswith(IN_HALF)
-
-
-@pytest.mark.extended
-def test_an_emulated_process_over_its_memory_is_out_of_memory(tmp_path: Path, need):
-    need(X86)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", [x], [y])
-    opsets = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "g.onnx")
-    big = np.zeros(40_000_000, np.float32)  # 160 MB in, 160 MB out, with 300 MiB to take
-    limits = Limits(threads=1, seconds=60, memory_mib=300)
-    ran = run_once(runtime(X86), tmp_path / "g.onnx", {"big": {"x": big}}, limits)
-    assert ran.outcome == "out of memory"
-    assert ran.facts["memory_limit_mib"] == 300
-
-
-def outputs_on(name: str, folder: Path) -> list[np.ndarray]:
-    """Return the outputs of a bundle's cases of fewer than 64 queries, one after the other."""
-    inputs, cases = stored_cases(folder / GOLDEN)
-    few = [c for c in cases if c.sizes["batch"] * c.sizes["query_len"] < 64]
-    arrays = {c.name: dict(read_tensors(c.folder, "input", inputs)) for c in few}
-    ran = run_once(runtime(name), folder / "model.onnx", arrays, LIMITS)
-    assert ran.outcome == "ran", ran.complaint
-    return [array for c in few for array in ran.outputs[c.name].values()]
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("alike", [(NO_HALF, ARM, "ort-cpu@cortex-a76"), (X86, NEW_X86)])
-def test_in_float32_processors_of_the_same_kernels_agree_to_the_bit(alike: tuple[str, ...], need):
-    for name in alike:
-        need(name)
-    first, *others = (outputs_on(name, bundle("float32")) for name in alike)
-    for other in others:
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(first, other, strict=True))
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", [ARM, X86, OLD_X86, SOME_HALF])
-def test_in_float32_every_processor_is_within_a_few_roundings_of_this_one(name: str, need):
-    need(name)
-    here, there = (outputs_on(each, bundle("float32")) for each in ("ort-cpu", name))
-    for a, b in zip(here, there, strict=True):
-        known = np.isfinite(a) & np.isfinite(b)
-        size = np.linalg.norm(a[known])
-        assert np.linalg.norm((a - b)[known]) <= 4e-6 * size
 
 
 def test_a_processor_whose_instructions_are_not_emulated_is_refused(need):
@@ -223,28 +174,6 @@ def test_a_processor_with_three_times_the_error_of_the_best_is_noted(
     notes = cpu_notes([verdict(*pair) for pair in shares.items()], [golden(dtype)])
     assert len(notes) == bool(said)
     assert all(note.endswith(said) for note in notes)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("cpu", [name for name in cpus() if name not in AVX512])
-def test_the_table_says_which_processors_add_in_half_precision(cpu: str, tmp_path: Path, need):
-    need(f"ort-cpu@{cpu}")
-    ends = [("a", ["M", "K"]), ("b", ["K", 8]), ("y", ["M", 8])]
-    a, b, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT16, s) for n, s in ends)
-    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "g", [a, b], [y])
-    opsets = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "g.onnx")
-    few, many = (
-        {"a": np.ones((rows, 8192), np.float16), "b": np.ones((8192, 8), np.float16)}
-        for rows in (1, 8)
-    )
-    cases = {"few rows": few, "many rows": many}
-    ran = run_once(runtime(f"ort-cpu@{cpu}"), tmp_path / "g.onnx", cases, LIMITS)
-    assert ran.outcome == "ran", ran.complaint
-    found = [set(ran.outputs[name]["y"].ravel().tolist()) for name in cases]
-    # In half precision, 2048 + 1 is 2048.
-    wanted = {"all": [{2048}, {2048}], "some": [{2048}, {8192}], "none": [{8192}, {8192}]}
-    assert found == wanted[cpus()[cpu].float16]
 
 
 @pytest.mark.parametrize("name", [X86, SOME_HALF])

@@ -142,20 +142,6 @@ def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, ca
     assert [n for n in NAMES if found[n][0]["outcome"] == "crashed"] == WITH_NAN
 
 
-@pytest.mark.extended
-def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, capsys):
-    changed(
-        "from attn_export.runtimes.engines.onnx_reference import OnnxReference as R\n"
-        "def refuses(self, graph, *_): raise ValueError('no licence for ' + str(graph))\n"
-        "R.load = refuses"
-    )
-    assert run(["probe", "onnx-reference", "--json", "-"]) == 5
-    found = rows(capsys)
-    others = [found[name][0] for name in NAMES if name != "local_window_size 3"]
-    assert {each["outcome"] for each in others} == {"refused"}
-    assert others[0]["detail"] == "ValueError: no licence for causal.standard.onnx"
-
-
 ENDS = {
     "ran": "say(event='done', objection='')",
     "refused": "say(event='done', objection='for a reason')",

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
-import resource as limits
 import signal
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from shared import extended
 
 from attn_export import AttentionSpec, build
 from attn_export.errors import BundleError
@@ -162,70 +159,6 @@ def test_a_layer_that_kills_its_workers_is_a_result(tmp_path: Path):
     (row,) = rows_of(tmp_path / "out").values()
     assert row.verdict == "crashed"
     assert "it ended 3 workers" in row.cause
-
-
-VICTIMS = ("worker", "client", "scheduler")
-DEFECTS = ("full disk", "no runtime", "slow")
-LONG = SMALL + "[[spec]]\nnum_kv_heads = [1, 2]\nhead_dim = [8, 12, 16]\n"
-
-
-@pytest.mark.parametrize("victim", extended(VICTIMS, lambda _: False))
-def test_a_kill_loses_no_finished_cell(victim: str, scheduler, tmp_path: Path):
-    address, process = scheduler
-    plan, out = tmp_path / "p.toml", tmp_path / "out"
-    plan.write_text(LONG)
-    with worker(address) as first, worker(address):
-        client = attn_export("sweep", plan, "--output", out, "--scheduler", address)
-        until(lambda: finished(out) >= 2)
-        before = rows_of(out)
-        if victim == "worker":
-            os.killpg(first.pid, signal.SIGKILL)
-        elif victim == "client":
-            client.kill()
-        else:
-            process.kill()
-        _, errors = client.communicate(timeout=SECONDS)
-        if victim == "worker":
-            assert client.returncode == 0, errors
-        elif victim == "scheduler":
-            assert client.returncode == 5, errors
-            assert re.search(r"the scheduler was lost; .* has \d+ finished cells", errors)
-            assert len(errors.strip().splitlines()) == 1
-    if victim != "worker":
-        done = swept(plan, "--output", out, "--resume", "--workers", 1)
-        assert done.returncode == 0, done.stderr
-    rows = rows_of(out)
-    assert {row.verdict for row in rows.values()} == {"passed"}
-    assert len(rows) == 6 * 2
-    assert all(rows[key] == row for key, row in before.items())
-
-
-@pytest.mark.parametrize("case", extended(DEFECTS, lambda _: False))
-def test_a_worker_with_a_defect_does_not_hold_up_the_others(case: str, scheduler, tmp_path: Path):
-    def limit_files() -> None:
-        limits.setrlimit(limits.RLIMIT_FSIZE, (2000, 2000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    options = {
-        "full disk": {"preexec_fn": limit_files},
-        "no runtime": {"env": {**os.environ, "PYTHONPATH": str(tmp_path)}},
-        "slow": {"preexec_fn": lambda: os.nice(19)},
-    }[case]
-    if case == "no runtime":
-        (tmp_path / "onnx").mkdir()
-        (tmp_path / "onnx" / "reference.py").write_text("raise ImportError\n")
-    plan = tmp_path / "p.toml"
-    plan.write_text(f'runtimes = ["ort-cpu", "onnx-reference"]\n{SMALL}[[spec]]\n')
-    address, _ = scheduler
-    with worker(address, **options), worker(address):
-        done = swept(plan, "--output", tmp_path / "out", "--scheduler", address)
-    rows = rows_of(tmp_path / "out").values()
-    assert len(rows) == 4
-    if case == "full disk":
-        assert {row.verdict for row in rows} <= {"passed", "error"}
-    else:
-        assert done.returncode == 0, done.stderr
-        assert {row.verdict for row in rows} == {"passed"}
 
 
 # -- bundles that travel ------------------------------------------------------------------------
