@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -239,42 +238,6 @@ def test_a_package_is_imported_only_where_it_belongs(package):
 )
 def test_a_module_starts_without_what_it_does_not_need(module, without):
     assert loaded_by(f"import {module}") & set(without.split()) == set()
-
-
-MOST_LOADED, MOST_RUN = 118, 103
-"""Modules that a plain build may load, and files whose functions it may run."""
-
-PLAIN_BUILD = """
-import gc, json, sys, threading
-from pathlib import Path
-gc.disable()
-ran = set()
-def see(frame, event, _):
-    if event == "call" and frame.f_code.co_flags & 1:  # a function, not the body of a module
-        ran.add(frame.f_code.co_filename)
-from attn_export.commands.main import run
-sys.setprofile(see)
-threading.setprofile(see)
-arguments = "build --embed-dim 8 --num-heads 1 --quiet --output out"
-code = run(arguments.split())
-sys.setprofile(None)
-package = Path(sys.modules["attn_export"].__file__).parent
-files = [file for file in ran if Path(file).is_relative_to(package)]
-loaded = [name for name in sys.modules if name.partition(".")[0] == "attn_export"]
-print(json.dumps([code, len(loaded), len(files)]))
-"""
-
-
-def test_a_plain_build_loads_and_runs_few_modules(tmp_path: Path):
-    """Count modules: features that a build does not use are imported where they are used."""
-    ran = subprocess.run(
-        [sys.executable, "-c", PLAIN_BUILD], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    code, loaded, run_through = json.loads(ran.stdout.splitlines()[-1])
-    assert code == 0
-    assert 50 < loaded <= MOST_LOADED
-    assert 50 < run_through <= MOST_RUN
 
 
 def test_no_file_but_those_with_torch_loads_it_in_any_way():
