@@ -136,12 +136,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", **named, **code, **typed)
         self.call("Input.dispatchKeyEvent", type="keyUp", **named, **code)
 
-    def choose_folder(self, selector: str, folder: Path) -> None:
-        """Choose a folder in a file input."""
-        root = self.call("DOM.getDocument")["root"]["nodeId"]
-        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
-        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(folder)])
-
     def drop(self, path: Path) -> None:
         """Drop a file or folder on the page."""
         data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
