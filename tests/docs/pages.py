@@ -85,8 +85,8 @@ def run(line: str, folder: Path) -> str:
             "openssl": ["openssl"],
             "cmake": ["cmake"],
             "scripts/setup_runtimes": [*module, "attn_export.runtimes.install"],
-            "layer-cpp/build/self_test": [folder / program],
-            "layer-cpp/build/decode": [folder / program],
+            "layer-cpp/build/attn": [folder / program],
+            "mine/build/mine": [folder / program],
         }[program]
         done = subprocess.run([*start, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == int(comment or 0), f"{line}: {done.stdout}{done.stderr}"

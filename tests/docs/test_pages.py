@@ -21,7 +21,7 @@ from attn_export.errors import AttnExportError
 from attn_export.spec import AttentionSpec
 
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
-OTHER_KINDS = {"", "text", "toml", "yaml"}
+OTHER_KINDS = {"", "text", "toml", "yaml", "cpp", "cmake"}
 NOT_RUN = "console"
 """The language of blocks of commands that no test runs."""
 ELSEWHERE = {FIRST, "scripts/test", "scripts/setup test"}  # ran before; is or made what runs here
@@ -47,7 +47,7 @@ commands are only read."""
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 
 
-NEEDS = {"cuda-dry-run": r" dry-run ", "cpp": r"layer-cpp/build|setup_runtimes cpp"}
+NEEDS = {"cuda-dry-run": r" dry-run ", "cpp": r"layer-cpp/build|mine/build|setup_runtimes cpp"}
 """What `scripts/setup_runtimes` installs, and the commands that need it."""
 
 
@@ -74,6 +74,7 @@ def test_commands_and_snippets_work_in_the_order_of_the_page(
             if line not in left_out:
                 run(line, folder)
         if block.file:
+            (folder / block.file).parent.mkdir(exist_ok=True)
             (folder / block.file).write_text(block.text)
         elif block.kind == "python":
             done = subprocess.run(

@@ -59,7 +59,8 @@ PACKAGE = "../../.."
 """The folder of the package, relative to `KITS`."""
 
 _ROOT = f"-DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
-_BUILD = (f"cmake -S . -B build {_ROOT}", "cmake --build build", "build/self_test")
+_CMAKE = (f"cmake -S . -B build {_ROOT}", "cmake --build build")
+_BUILD = (*_CMAKE, "build/self_test")
 _BUILD_LIBRARY = (f"cmake -S library -B library/build {_ROOT}", "cmake --build library/build")
 
 
@@ -75,10 +76,7 @@ LANGUAGES: Mapping[str, _Language] = {
         {"c": ".", "core": "core"}, _ORT_FIRST, frozenset(),
         _BUILD,
     ),
-    "cpp": _Language(
-        {"cpp": ".", "core": "core"}, _ORT_FIRST, frozenset(),
-        _BUILD,
-    ),
+    "cpp": _library("library", (*_CMAKE, "build/attn self-test"), cpp="."),
     "library": _library(".", _BUILD),
     "rust": _library(
         "library",
@@ -295,7 +293,7 @@ def tolerance(allowed: Allowed | None, unusable: str | None, output_dtype: str) 
     """
     dtype, beyond = numpy_dtype(output_dtype), ""
     if unusable is not None:
-        # In C++ an empty text is no reason.
+        # An empty text is no reason.
         unusable = " ".join(unusable.split()) or "no reason is stated"
     elif allowed and is_floating(dtype):
         beyond = beyond_limit(allowed.whole, allowed.row, dtype)

@@ -1,4 +1,4 @@
-"""ONNX Runtime through its C and C++ APIs: programs that use the code of the kits `c` and `cpp`.
+"""ONNX Runtime through its C and C++ APIs: programs, one of the code of the kit `c`.
 
 The programs link to ONNX Runtime's library in the wheel. The wheel has no headers; they come from
 Debian's package, which may be older: the C API is stable, so that a newer library works with them.
@@ -78,11 +78,12 @@ def not_ready(name: str) -> str:
 
 def sources_of(name: str) -> list[Path]:
     """Return the source files of the program of a runtime."""
-    modules = ("cache", "model", *(("tensor", "core") if name == "cpp" else ("ort_library",)))
-    files = (f"src/{module}.{suffix}" for module in modules for suffix in (name, "h"))
-    kit = [path for file in ("CMakeLists.txt", *files) if (path := KITS / name / file).is_file()]
-    kit += sorted(path for path in (KITS / "core").iterdir() if path.is_file())
-    return [HARNESS / "CMakeLists.txt", HARNESS / f"serve.{name}", *kit]
+    own = [HARNESS / "CMakeLists.txt", HARNESS / f"serve.{name}"]
+    if name == "cpp":
+        return own
+    modules = (f"src/{name}.{end}" for name in ("cache", "model", "ort_library") for end in "ch")
+    core = sorted(path for path in (KITS / "core").iterdir() if path.is_file())
+    return [*own, *(KITS / "c" / file for file in ("CMakeLists.txt", *modules)), *core]
 
 
 def _link_library(folder: Path) -> None:
@@ -160,7 +161,7 @@ class C(ProgramRuntime):
         return [program_of(self.name)]
 
 
-# -- ONNX Runtime in C++: a program over its C++ API, that of the kit `cpp` ---------------------
+# -- ONNX Runtime in C++: a program over its C++ API --------------------------------------------
 
 
 class _Cpp(C):

@@ -1,4 +1,4 @@
-"""Programs that read tensors and judge outputs with the kits' code in C, C++ and JavaScript."""
+"""Programs that read tensors and judge outputs with the kits' code in C and JavaScript."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from attn_export.parts.kits.kit import KITS, LANGUAGES, copy_sources
 
 SOURCES = Path(__file__).parent
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-CPP_SOURCES = ("judge.cpp", "tensor.cpp", "tensorproto.cpp")
 
 
 def program(language: str) -> list[str]:
-    """Return the command of the program in C, C++ or JavaScript."""
+    """Return the command of the program in C or JavaScript."""
     if language == "js":
         need_tool("node")
         js = KITS / "js"
         return ["node", str(SOURCES / "read_tensors.mjs"), str(js / "tensorproto.mjs")]
-    for compiler in ("cc", "c++"):
-        need_tool(compiler)
-    return [str(once("conformance", compile_programs) / language)]
+    need_tool("cc")
+    return [str(once("conformance", compile_program) / language)]
 
 
 def need_tool(name: str) -> None:
@@ -52,24 +50,11 @@ def python_kit(folder: Path) -> Iterator[None]:
         del sys.modules[name]  # other tests have the kit in another folder
 
 
-def compile_programs(folder: Path) -> None:
-    """Compile the programs `c` and `cpp`; a warning is an error."""
+def compile_program(folder: Path) -> None:
+    """Compile the program `c`; a warning is an error."""
     folder.mkdir(exist_ok=True)
-    core, cpp = KITS / "core", KITS / "cpp" / "src"
-    include = [f"-I{KITS}", f"-I{cpp}"]
-    compile_files(folder, "cc", "-std=c11", *WARNINGS, "-c", *include, *sorted(core.glob("*.c")))
-    objects = sorted(folder.glob("*.o"))
-    compile_files(
-        folder, "cc", "-std=c11", *WARNINGS, *include, SOURCES / "conformance.c", *objects,
-        "-lm", "-o", "c",
-    )  # fmt: skip
-    compile_files(
-        folder, "c++", "-std=c++17", *WARNINGS, *include, SOURCES / "conformance.cpp",
-        *(cpp / name for name in CPP_SOURCES), *objects, "-lm", "-o", "cpp",
-    )  # fmt: skip
-
-
-def compile_files(folder: Path, *command: str | Path) -> None:
+    sources = [SOURCES / "conformance.c", *sorted((KITS / "core").glob("*.c"))]
+    command = ["cc", "-std=c11", *WARNINGS, f"-I{KITS}", *sources, "-lm", "-o", "c"]
     done = subprocess.run(
         list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False
     )

@@ -21,7 +21,7 @@ from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import ORT_PLACEHOLDER, write_kit
 from attn_export.tensorproto import CODES, DTYPES
 
-BINDINGS = ("rust", "go", "java", "csharp")
+BINDINGS = ("cpp", "rust", "go", "java", "csharp")
 ENVIRONMENT = {**os.environ, "CARGO_NET_OFFLINE": "true", "GOFLAGS": "-mod=mod", "GOPROXY": "off"}
 FUZZ = Path(__file__).with_name("fuzz_abi.c")
 CHECKS = Path(__file__).with_name("bindings")
@@ -48,11 +48,13 @@ def binding_kit(language: str) -> Path:
 
     def make(kit: Path) -> None:
         write_kit(language, small_bundle("in-place"), kit)
-        (kit / "library" / "build").symlink_to(library_kit("in-place") / "build")
-        configure, build, *others, _ = commands(kit)
-        assert [configure.split()[:2], build.split()[:2]] == [["cmake", "-S"], ["cmake", "--build"]]
+        *others, _ = commands(kit)
+        if language != "cpp":  # whose project has that of the library
+            (kit / "library" / "build").symlink_to(library_kit("in-place") / "build")
+            assert [each.split()[1] for each in others[:2]] == ["-S", "--build"]
+            del others[:2]
         for command in others:
-            shell(kit, command)
+            shell(kit, f"CXXFLAGS=-Werror {command}")
 
     return once(f"kits/{language}", make)
 
@@ -77,6 +79,7 @@ def program(language: str) -> list[str]:
     """Return the command of the program of a binding, in whatever folder of a kit."""
     kit = binding_kit(language)
     return {
+        "cpp": [f"{kit}/build/attn"],
         "rust": [f"{kit}/target/release/attn"],
         "go": [f"{kit}/attn"],
         "java": ["java", "-Xshare:auto", "-cp", f"{kit}/build:/usr/share/java/jna.jar", "Attn"],
@@ -87,12 +90,14 @@ def program(language: str) -> list[str]:
 def check_program(language: str) -> list[str]:
     """Return the command of the program in `CHECKS`, made in the folder of the kit."""
     kit = binding_kit(language)
-    sources = {"rust": "check.rs", "go": "check.go", "java": "Check.java", "csharp": "Check.cs"}
-    source = CHECKS / sources[language]
+    named = {"rust": "check.rs", "java": "Check.java", "csharp": "Check.cs"}
+    source = CHECKS / named.get(language, f"check.{language}")
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        if language == "rust":
+        if language == "cpp":
+            compile_cpp(source, folder / "check", kit / "build" / "library", "-pthread")
+        elif language == "rust":
             (kit / "examples").mkdir()
             (kit / "examples" / source.name).symlink_to(source)
             call("cargo", "build", "--release", "--offline", "--example", "check", cwd=kit)
@@ -112,6 +117,7 @@ def check_program(language: str) -> list[str]:
 
     made = once(f"checks/{language}", make)
     return {
+        "cpp": [f"{made}/check"],
         "rust": [f"{kit}/target/release/examples/check"],
         "go": [f"{made}/check"],
         "java": ["java", "-cp", f"{made}:{kit}/build:/usr/share/java/jna.jar", "Check"],
@@ -119,12 +125,22 @@ def check_program(language: str) -> list[str]:
     }[language]
 
 
+def compile_cpp(source: Path, program: Path, library: Path, *flags: str) -> None:
+    """Compile a program in C++ with the library in a folder; a warning is an error."""
+    kit = binding_kit("cpp")
+    call(
+        "c++", "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", *flags, f"-I{kit}",
+        f"-I{kit}/library/src", source, f"-L{library}", f"-Wl,-rpath,{library}", "-lattn_export",
+        "-o", program, cwd=kit,
+    )  # fmt: skip
+
+
 # -- random calls ---------------------------------------------------------------------------------
 
 
 def fuzzed(name: str, seed: int, calls: int) -> dict[int, int]:
     """Return how often each code came in random calls; a sanitizer must find nothing."""
-    kit = sanitized_kit("c", name)
+    kit = sanitized_kit(name)
 
     def make(folder: Path) -> None:
         folder.mkdir()

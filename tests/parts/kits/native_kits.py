@@ -1,4 +1,4 @@
-"""Shared parts of the tests of C and C++ kits: kits, and faults to plant in bundles."""
+"""Shared parts of the tests of kits in C: kits, and faults to plant in bundles."""
 
 from __future__ import annotations
 
@@ -21,60 +21,53 @@ HEAD_DIM = 8
 DIALECT = "standard"
 
 
-def kit_of(kind: str, name: str) -> Path:
+def kit_of(name: str) -> Path:
     """Return a kit that was built as its README says, but with warnings as errors."""
     bundle = bundle_of(name)
 
     def make(kit: Path) -> None:
         # A cache in place is held as the fastest graphs do, one of them for single tokens.
-        write_kit(kind, bundle, kit, dialect=None if name == "in-place" else DIALECT)
+        write_kit("c", bundle, kit, dialect=None if name == "in-place" else DIALECT)
         # One as users build it; optimising all of them takes a minute.
-        compile_kit(kind, kit, "Release" if (kind, name) == ("c", "append") else "Debug")
+        compile_kit(kit, "Release" if name == "append" else "Debug")
 
-    return once(f"kits/{kind}-{name}", make)
+    return once(f"kits/c-{name}", make)
 
 
-def compile_kit(kind: str, kit: Path, how: str, flags: str = "") -> None:
+def compile_kit(kit: Path, how: str, flags: str = "") -> None:
     """Build the programs of a kit; a warning is an error."""
-    compiler = {"c": "C", "cpp": "CXX"}[kind]
     call(
         "cmake", "-S", ".", "-B", "build", f"-DONNXRUNTIME_ROOT={home() / 'onnxruntime'}",
-        f"-DCMAKE_{compiler}_FLAGS=-Werror {flags}", f"-DCMAKE_BUILD_TYPE={how}", cwd=kit,
+        f"-DCMAKE_C_FLAGS=-Werror {flags}", f"-DCMAKE_BUILD_TYPE={how}", cwd=kit,
     )  # fmt: skip
     call("cmake", "--build", "build", cwd=kit)
 
 
-def compile_and_run(
-    kit: Path, kind: str, program: str, folder: Path
-) -> subprocess.CompletedProcess[str]:
+def compile_and_run(kit: Path, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Compile a program with the library that a kit has built, and run it in the kit's folder."""
-    compiler, library = {"c": ("cc", "attention_model"), "cpp": ("c++", "attention_cpp_model")}[
-        kind
-    ]
-    source, libraries = folder / f"mine.{kind}", home() / "onnxruntime" / "lib"
+    source = folder / "mine.c"
     source.write_text(program)
-    built = [next((kit / "build").rglob(f"lib{name}.a")) for name in (library, "attention_core")]
+    libraries = home() / "onnxruntime" / "lib"
+    built = [next((kit / "build").rglob(f"libattention_{name}.a")) for name in ("model", "core")]
     call(
-        compiler, "-Wall", "-Wextra", "-Werror", f"-I{kit / 'src'}", f"-I{kit / 'core'}", source,
-        *built,
-        f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(["-lonnxruntime"] if kind == "cpp" else []),
-        "-lm", "-o", folder / "mine",
+        "cc", "-Wall", "-Wextra", "-Werror", f"-I{kit / 'src'}", f"-I{kit / 'core'}", source,
+        *built, f"-Wl,-rpath,{libraries}", "-lm", "-o", folder / "mine",
         cwd=folder,
     )  # fmt: skip
     return subprocess.run([folder / "mine"], cwd=kit, capture_output=True, text=True)
 
 
-def kit_without_evidence(kind: str) -> Path:
+def kit_without_evidence() -> Path:
     """Return a kit of a bundle with unusable cases, one of which ignores a missing row."""
 
     def make(kit: Path) -> None:
         proves = without_evidence(bundle_of("append"), kit.with_name(f"{kit.name}-proves"))
         rows = kit.with_name(f"{kit.name}-rows")
         bundle = rewritten(proves, rows, lambda index: NO_SUCH_ROW(index["cases"][0]))
-        write_kit(kind, bundle, kit, DIALECT)
-        compile_kit(kind, kit, "Debug")
+        write_kit("c", bundle, kit, DIALECT)
+        compile_kit(kit, "Debug")
 
-    return once(f"kits/{kind}-no-evidence", make)
+    return once("kits/c-no-evidence", make)
 
 
 def call(*command: str | Path, cwd: Path) -> None:

@@ -64,12 +64,11 @@ def ends_well(done: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert not list(folder.rglob("ran"))
 
 
-@pytest.mark.parametrize("kind", ["c", "cpp"])
 @pytest.mark.every(3)
-def test_a_native_kit_is_built_and_passes(kind: str, need, tmp_path: Path):
-    need(kind)
-    kit = write_kit(kind, hostile_bundle(), tmp_path / "kit")
-    compile_kit(kind, kit, "Debug")
+def test_the_c_kit_is_built_and_passes(need, tmp_path: Path):
+    need("c")
+    kit = write_kit("c", hostile_bundle(), tmp_path / "kit")
+    compile_kit(kit, "Debug")
     ends_well(run(kit, "self_test"), tmp_path)
 
 

@@ -59,7 +59,7 @@ class Judged:
         }  # fmt: skip
 
     def command(self, path: Path) -> str:
-        """Write the arrays, and return the command that judges them in C or C++."""
+        """Write the arrays, and return the command that judges them in C."""
         files = [f"{path}_{kind}.pb" for kind in ("got", "truth")]
         for file, array in zip(files, (self.got, self.truth), strict=True):
             write_tensor(Path(file), "y", array)
@@ -241,15 +241,14 @@ def test_missing_and_unexpected_outputs_and_limits_are_problems(said):
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the commands that judge every case in C or C++; conformance.c describes them."""
+    """Return the commands that judge every case in C; conformance.c describes them."""
     folder = tmp_path_factory.mktemp("cases")
     return [case.command(folder / str(number)) for number, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize("language", ["c", "cpp"])
-def test_c_and_cpp_give_the_verdict_of_the_judge(language: str, commands: list[str]):
-    for case, (status, share, why) in zip(CASES, answers(language, commands), strict=True):
-        (verdict,) = judge(language, "g", case.golden(), {"y": case.got})
+def test_c_gives_the_verdict_of_the_judge(commands: list[str]):
+    for case, (status, share, why) in zip(CASES, answers("c", commands), strict=True):
+        (verdict,) = judge("c", "g", case.golden(), {"y": case.got})
         assert status == verdict.status, (case.name, why, verdict.message)
         assert bool(why) == (status != "passed"), (case.name, why)
         if verdict.worst is not None and math.isfinite(verdict.worst):

@@ -1,4 +1,4 @@
-"""The C library and its bindings in Rust, Go, Java and C#, as a user has them."""
+"""The C library and its bindings in C++, Rust, Go, Java and C#, as a user has them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from library_kits import (
     Library,
     binding_kit,
     check_program,
+    compile_cpp,
     fuzzed,
     library_kit,
     program,
@@ -21,13 +22,14 @@ from library_kits import (
 )
 from native_corpus import FILES, Broken, broken_bundles, broken_copy
 from readmes import blocks, commands
-from test_native_kits import cases_of, has_sanitizers, small_bundle
+from test_native_kits import SANITIZERS, cases_of, need_sanitizers, sanitized_kit, small_bundle
+from test_native_kits import run as run_sanitized
 
 from attn_export import DecodeSession
 from attn_export.parts.kits.kit import LANGUAGES
 
 HEADER = Path(__file__).parents[3] / "attn_export/parts/kits/sources/c/src/attn_export.h"
-MOST_GROWN = {"rust": 2048, "go": 4096, "java": 24576, "csharp": 4096}
+MOST_GROWN = {"cpp": 2048, "rust": 2048, "go": 4096, "java": 24576, "csharp": 4096}
 """KiB of memory that 10,000 steps may add: machines that collect garbage grow by themselves."""
 
 
@@ -65,6 +67,39 @@ def test_the_other_commands_of_its_readme_run(language: str):
     positions = np.arange(5, dtype=np.int64)[None].repeat(4, 0)
     truth = session.prefill(query[[0, 1, 2, 0]], position_ids=positions)["output"]
     np.testing.assert_allclose(output, truth, atol=1e-5)
+
+
+def test_the_program_in_the_readme_in_cpp_runs(need, tmp_path: Path):
+    need("cpp")
+    kit = binding_kit("cpp")
+    (program,) = blocks(kit, "cpp")
+    (tmp_path / "mine.cpp").write_text(program)
+    compile_cpp(tmp_path / "mine.cpp", tmp_path / "mine", kit / "build" / "library")
+    done = run(kit, [tmp_path / "mine"])
+    sizes = re.findall(r"input1\((.*)\)", program)[0].split(" * ")  # those of the output, too
+    assert (done.stdout, done.stderr) == (f"{np.prod([*map(int, sizes)])} elements\n", "")
+
+
+def test_the_program_in_cpp_touches_no_memory_of_others(
+    need, tmp_path: Path, request: pytest.FixtureRequest
+):
+    need("cpp")
+    need_sanitizers(request, tmp_path)
+    library, bundle = sanitized_kit("in-place") / "build", small_bundle("in-place")
+    source, program = binding_kit("cpp") / "attn.cpp", tmp_path / "attn"
+    compile_cpp(source, program, library, *SANITIZERS.split(), f'-DBUNDLE_FOLDER="{bundle}"')
+    query = tmp_path / "query.npy"
+    np.save(query, np.ones((2, 3, 16), np.float32))
+    whole = query.read_bytes()
+    for words, code in (
+        (["self-test"], 0), (["decode", "70"], 0), (["run", query, "3", tmp_path / "o.npy"], 0),
+        (["generate", "1,2", "3"], 2),
+    ):  # fmt: skip
+        assert run_sanitized(program, *words).returncode == code
+    for size in (0, 5, 11, 60, 127, 128, len(whole) - 1):
+        query.write_bytes(whole[:size])
+        done = run_sanitized(program, "run", query, "3", tmp_path / "o.npy")
+        assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
 
 @pytest.mark.parametrize("words", [["run", "no.npy", "1", "o.npy"], ["decode", "x"], ["walk"], []])
@@ -217,7 +252,5 @@ def test_wrong_calls_have_a_code_and_a_line(code: int, says: str, wrong):
 
 
 def test_calls_at_random_are_no_crash(tmp_path: Path, request: pytest.FixtureRequest):
-    if not has_sanitizers("c", tmp_path):
-        is_required = "c" in request.config.getoption("--require")
-        (pytest.fail if is_required else pytest.skip)("the compiler has no sanitizers")
+    need_sanitizers(request, tmp_path)
     assert fuzzed("in-place", seed=1, calls=1500)[3] > 0

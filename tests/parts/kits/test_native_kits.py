@@ -1,4 +1,4 @@
-"""The kits in C and C++ with sanitizers, fed with broken bundles: no fault is a crash."""
+"""The kit in C with sanitizers, fed with broken bundles: no fault is a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from native_corpus import (
     native_inputs,
 )
 from native_kits import DIALECT, compile_kit
-from shared import bundle_of, extended, once
+from shared import bundle_of, once
 
 from attn_export.bundle.golden import INDEX
 from attn_export.parts.installing import home
@@ -38,8 +38,6 @@ SECONDS = 20
 
 RANDOM = 10
 """Bundles broken at random for each kit; `try_all` takes any number."""
-
-KITS = [("c", "append"), ("c", "in-place"), ("cpp", "append"), ("cpp", "in-place")]
 
 
 def small_bundle(name: str) -> Path:
@@ -73,24 +71,26 @@ def cases_of(bundle: Path) -> list[str]:
     return [entry["folder"] for entry in index["cases"]]
 
 
-def sanitized_kit(kind: str, name: str) -> Path:
+def sanitized_kit(name: str) -> Path:
     """Return a kit whose programs end with `REPORTED` at the first wrong access."""
     bundle = small_bundle(name)
 
     def make(kit: Path) -> None:
-        write_kit(kind, bundle, kit, dialect=DIALECT)
-        compile_kit(kind, kit, "Debug", SANITIZERS)
+        write_kit("c", bundle, kit, dialect=DIALECT)
+        compile_kit(kit, "Debug", SANITIZERS)
 
-    return once(f"hostile/{kind}-{name}", make)
+    return once(f"hostile/c-{name}", make)
 
 
-def has_sanitizers(kind: str, folder: Path) -> bool:
-    compiler, suffix = {"c": ("cc", "c"), "cpp": ("c++", "cpp")}[kind]
-    source = folder / f"nothing.{suffix}"
+def need_sanitizers(request: pytest.FixtureRequest, folder: Path) -> None:
+    """Skip a test if the compiler has no sanitizers; fail it if `--require` names c."""
+    source = folder / "nothing.c"
     source.write_text("int main(void) { return 0; }\n")
-    command = [compiler, *SANITIZERS.split(), source, "-o", folder / "nothing"]
+    command = ["cc", *SANITIZERS.split(), source, "-o", folder / "nothing"]
     built = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    return built and subprocess.run([folder / "nothing"], check=False).returncode == 0
+    if not built or subprocess.run([folder / "nothing"], check=False).returncode != 0:
+        is_required = "c" in request.config.getoption("--require")
+        (pytest.fail if is_required else pytest.skip)("the compiler has no sanitizers")
 
 
 def run(
@@ -137,17 +137,12 @@ def try_all(program: Path, bundle: Path, every: Iterable[Broken], folder: Path) 
     return found
 
 
-@pytest.fixture(
-    params=extended(KITS, lambda kit: kit in {("c", "in-place"), ("cpp", "append")}), ids="-".join
-)
+@pytest.fixture(params=["append", "in-place"])
 def kit(request: pytest.FixtureRequest, need, tmp_path: Path) -> tuple[Path, Path]:
     """Return the self-test with sanitizers, and the bundle that it was made for."""
-    kind, name = request.param
-    need(kind)
-    if not has_sanitizers(kind, tmp_path):
-        is_required = kind in request.config.getoption("--require")
-        (pytest.fail if is_required else pytest.skip)("the compiler has no sanitizers")
-    return sanitized_kit(kind, name) / "build" / "self_test", small_bundle(name)
+    need("c")
+    need_sanitizers(request, tmp_path)
+    return sanitized_kit(request.param) / "build" / "self_test", small_bundle(request.param)
 
 
 @pytest.mark.every(3)
@@ -160,7 +155,7 @@ def test_a_whole_bundle_passes(kit: tuple[Path, Path]):
 @pytest.mark.every(3)
 def test_each_fault_is_one_line_and_the_documented_exit_code(kit: tuple[Path, Path], tmp_path):
     program, bundle = kit
-    # A kit with another cache in the same language tries the other half.
+    # The kit with another cache tries the other half.
     half = slice("in-place" in bundle.name, None, 2)
     every = list(broken_bundles(bundle, cases_of(bundle)[0]))[half]
     assert len(every) > 25

@@ -40,13 +40,11 @@ from attn_export.truth.stored_evidence import reduce_if_large
 PYTHON = [sys.executable, "-W", "error", "-m"]
 SELF_TEST = {
     "c": ["build/self_test"],
-    "cpp": ["build/self_test"],
     "node": ["node", "src/self_test.mjs"],
     "python": [*PYTHON, "attn_kit.self_test"],
 }
 GENERATE = {
     "c": ["build/generate"],
-    "cpp": ["build/generate"],
     "node": ["node", "src/generate.mjs"],
     "web": ["node", "generate.mjs"],
     "python": [*PYTHON, "attn_kit.generation"],
@@ -63,8 +61,8 @@ def kit_of_model(language: str, kind: str, most: int = MOST) -> Path:
 
     def make(kit: Path) -> None:
         write_kit(language, bundle, kit)
-        if language in ("c", "cpp"):
-            compile_kit(language, kit, "Debug")
+        if language == "c":
+            compile_kit(kit, "Debug")
         elif language in BINDINGS:
             build = kit_of_model("c", kind, most) / "build"
             (kit / "library" / "build").symlink_to(build)
@@ -85,7 +83,8 @@ def generate(language: str, kit: Path, *words: str) -> subprocess.CompletedProce
     """Run the program of a kit; those of bindings are compiled once, for another bundle."""
     library = f"LD_LIBRARY_PATH={kit / 'library' / 'build'}"
     made = ["env", library, *program(language)] if language in BINDINGS else []
-    return run(kit, *made, *GENERATE[language], *words)
+    bundle = [f"{kit}/bundle"] if language == "cpp" else []  # else it is in the folder of the kit
+    return run(kit, *made, *GENERATE[language], *words, *bundle)
 
 
 def programs() -> Iterator[Any]:

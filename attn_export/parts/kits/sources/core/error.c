@@ -1,6 +1,7 @@
 #include "error.h"
 
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Returns the number of bytes of a character of UTF-8, or 0 if there is none. */
@@ -52,16 +53,6 @@ void write_line(char *line, size_t size, const char *format, ...) {
     vsnprintf(line, size, format, values);
     va_end(values);
     make_printable(line);
-}
-
-void print_line(FILE *to, const char *format, ...) {
-    char line[1024];
-    va_list values;
-    va_start(values, format);
-    vsnprintf(line, sizeof line, format, values);
-    va_end(values);
-    make_printable(line);
-    fprintf(to, "%s\n", line);
 }
 
 const char *path_end(const char *path) {

@@ -3,7 +3,7 @@
 #define ERROR_H
 
 #include <stdbool.h>
-#include <stdio.h>
+#include <stddef.h>
 
 typedef struct {
     char text[301];
@@ -18,10 +18,9 @@ typedef struct {
 /* Sets the message and returns false, for `return fail(error, ...)`. */
 bool fail(Error *error, const char *format, ...) PRINTF_LIKE(2, 3);
 
-/* Writes one line to a buffer, without a newline. */
+/* Writes one line to a buffer, without a newline. Control characters, which names in files may
+ * contain, become "?". */
 void write_line(char *line, size_t size, const char *format, ...) PRINTF_LIKE(3, 4);
-/* Prints one line. Control characters, which names in files may contain, are printed as "?". */
-void print_line(FILE *to, const char *format, ...) PRINTF_LIKE(2, 3);
 
 bool is_utf8(const char *text);
 

@@ -1,5 +1,6 @@
 #include "bundle_check.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "file.h"

@@ -1,5 +1,6 @@
 #include "cases.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-"""The kits in C and C++, as a user has them: built in a folder of their own, run from another."""
+"""The kit in C, as a user has it: built in a folder of its own, run from another."""
 
 from __future__ import annotations
 
@@ -31,16 +31,12 @@ from shared import BUNDLES, bundle_of, extended
 from attn_export.bundle.golden import read_index
 from attn_export.parts.kits.kit import LANGUAGES
 
-# C++ takes long to compile.
-KITS = [("c", name) for name in BUNDLES if name != "append"]
-KITS += [("cpp", name) for name in ("in-place", "float16")]
-DEFAULT = {("c", "no-cache"), ("c", "bfloat16"), ("cpp", "in-place")}
+KITS = [name for name in BUNDLES if name != "append"]
 
 
-@pytest.fixture(params=["c", "cpp"])
-def language(request: pytest.FixtureRequest, need) -> str:
-    need(request.param)
-    return str(request.param)
+@pytest.fixture(autouse=True)
+def _here(need) -> None:
+    need("c")
 
 
 @pytest.fixture
@@ -50,9 +46,9 @@ def bundle() -> Path:
 
 
 @pytest.fixture
-def kit(language: str) -> Path:
+def kit() -> Path:
     """Return a kit of that bundle; its programs take another folder of it as an argument."""
-    return kit_of(language, "append")
+    return kit_of("append")
 
 
 def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path):
@@ -66,25 +62,23 @@ def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path)
     assert f"append: {len(lines)} of {len(lines)} passed" in done.stdout
 
 
-def test_its_readme_has_the_commands_that_build_and_test_it(kit: Path, language: str):
-    assert commands(kit) == list(LANGUAGES[language].test)
+def test_its_readme_has_the_commands_that_build_and_test_it(kit: Path):
+    assert commands(kit) == list(LANGUAGES["c"].test)
     assert states_the_meaning_of_true(kit)
 
 
 @pytest.mark.parametrize("name", extended(["append", "in-place"], "append".__eq__))
-def test_the_program_in_its_readme_runs(language: str, name: str, tmp_path: Path):
-    kit = kit_of(language, name)
-    (program,) = blocks(kit, language)
-    done = compile_and_run(kit, language, program, tmp_path)
+def test_the_program_in_its_readme_runs(name: str, tmp_path: Path):
+    kit = kit_of(name)
+    (program,) = blocks(kit, "c")
+    done = compile_and_run(kit, program, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kit", extended(KITS, lambda kit: kit in DEFAULT), ids="-".join)
+@pytest.mark.parametrize("name", extended(KITS, {"no-cache", "bfloat16"}.__contains__))
 @pytest.mark.every(3)
-def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
-    language, name = kit
-    need(language)
-    other = kit_of(language, name)
+def test_other_caches_and_types_pass_too(name: str):
+    other = kit_of(name)
     done = run(other, "self_test")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("token by token" in done.stdout) == (name != "no-cache")
@@ -95,8 +89,8 @@ def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
 
 
 @pytest.mark.every(2)
-def test_single_tokens_run_the_graph_for_them(language: str, tmp_path: Path):
-    kit = kit_of(language, "in-place")
+def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
+    kit = kit_of("in-place")
     done = run(kit, "self_test", changed(bundle_of("in-place"), tmp_path, double_decoded))
     check_decode_graph(judged(done))
 
@@ -131,8 +125,8 @@ def test_a_row_that_is_ignored_is_not_compared(kit: Path, bundle: Path, tmp_path
 
 
 @pytest.mark.every(3)
-def test_no_evidence_does_not_pass_and_has_a_reason(language: str):
-    kit = kit_without_evidence(language)
+def test_no_evidence_does_not_pass_and_has_a_reason():
+    kit = kit_without_evidence()
     done = run(kit, "self_test")
     assert done.returncode == 1, done.stderr
     lines = lines_of(done.stdout)

@@ -1,0 +1,150 @@
+// Tests the bundle, runs it on an array of your own, decodes, and generates.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+#include <tuple>
+
+#include "attn_export.hpp"
+
+constexpr char USAGE[] = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy [BUNDLE] | "
+                         "decode TOKENS [BUNDLE] | generate ID,ID,... TOKENS [BUNDLE]";
+// The names of types in .npy, each at twice its number in ONNX.
+const std::string TYPES = "--f4u1i1u2i2i4i8--b1f2f8u4u8----u2";
+attn::Error wrong(const std::string& text) { return {ATTN_ARGUMENT, text}; }
+
+// Reads numbers with commas between them and after them; what is no number is -1.
+attn::Dims numbers(const std::string& text) {
+    attn::Dims found;
+    std::istringstream words(text);
+    for (std::string word; std::getline(words, word, ',');) {
+        char* end = nullptr;
+        found.push_back(std::strtoll(word.c_str(), &end, 10));
+        if (end == word.c_str() || *end != '\0') found.back() = -1;
+    }
+    return found;
+}
+std::int64_t number(const std::string& text) { return numbers(text + ',').front(); }
+
+bool self_test(const attn::Bundle& bundle) {
+    std::int64_t count = bundle.get(ATTN_CASES), good = 0;
+    for (std::int64_t index = 0; index < count; index++) {
+        const auto [passed, line] = bundle.test_case(index);
+        good += passed;
+        std::cout << line << '\n';
+    }
+    std::cout << bundle.name() << ": " << good << " of " << count << " passed, ONNX Runtime "
+              << bundle.runtime_version() << '\n';
+    return good == count;
+}
+
+// Reads an array: its type as in ONNX, its sizes, and its bytes.
+std::tuple<int, attn::Dims, std::string> read_npy(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    const std::size_t start = bytes.find('{'), end = bytes.find('\n', start);  // of the header
+    char kind[3] = "", sizes[256] = "";
+    if (bytes.compare(0, 6, "\x93NUMPY") == 0 && end != std::string::npos) {
+        std::sscanf(bytes.substr(start, end - start).c_str(),
+                    "{ 'descr' : '%*1[<|]%2[a-z0-9]' , 'fortran_order' : False , 'shape' : (%255[0-9, ]",
+                    kind, sizes);
+    }
+    const std::size_t at = TYPES.find(kind);
+    if (kind[0] == '\0' || at % 2 != 0) throw wrong(path + " cannot be read as .npy of numbers in C order");
+    return {static_cast<int>(at / 2), numbers(sizes), bytes.substr(end + 1)};
+}
+
+void write_npy(const std::string& path, int dtype, const attn::Array<std::byte>& array) {
+    std::string sizes, kind = TYPES.substr(2 * static_cast<std::size_t>(dtype), 2);
+    for (const std::int64_t size : array.dims) sizes += std::to_string(size) + ",";
+    std::string text = "{'descr': '" + (kind[1] == '1' ? '|' + kind : '<' + kind);
+    text += "', 'fortran_order': False, 'shape': (" + sizes + "), }";
+    text.resize(std::max<std::size_t>(text.size(), 117), ' ');
+    std::ofstream file(path, std::ios::binary);
+    file.write("\x93NUMPY\x01\x00\x76\x00", 10) << text << '\n';
+    file.write(reinterpret_cast<const char*>(array.data), static_cast<std::streamsize>(array.size));
+    if (!file.flush()) throw wrong(path + " cannot be written");
+}
+
+// Runs the bundle on the rows of a file, which are repeated until there are `batch`.
+void run(const attn::Bundle& bundle, const std::string& path, std::int64_t batch, const std::string& out) {
+    if (batch < 1 || batch > 1 << 20) throw wrong("BATCH is a number from 1");
+    auto [dtype, dims, data] = read_npy(path);
+    const attn_value& input = bundle.inputs()[0];
+    if (dtype != input.dtype || dims.empty() || dims[0] < 1) throw wrong(path + " has not the type of " + input.name);
+    std::vector<std::byte> rows(data.size() / static_cast<std::size_t>(dims[0]) * static_cast<std::size_t>(batch));
+    for (std::size_t at = 0; at < rows.size(); at++) rows[at] = std::byte(data[at % data.size()]);
+    dims[0] = batch;
+    attn::Session session = bundle.session();
+    session.set_input(input.name, dims, rows);
+    session.prefill();
+    const attn_value& first = bundle.outputs()[0];
+    write_npy(out, first.dtype, session.output<std::byte>(first.name));
+    std::cout << out << ": " << first.name << '\n';
+}
+
+// Sets the inputs that a session does not make to zeros, for some tokens; returns their arrays.
+auto set_zeros(const attn::Bundle& bundle, attn::Session& session, std::int64_t tokens) {
+    std::vector<std::vector<std::byte>> arrays;
+    for (const attn_value& input : bundle.inputs()) {
+        if (!input.needed) continue;
+        attn::Dims dims(input.dims, input.dims + input.rank);
+        std::int64_t bytes = input.element_bytes;
+        for (std::size_t at = 0; at < dims.size(); at++) {
+            if (dims[at] < 0) dims[at] = input.axes[at] == std::string("query_len") ? tokens : 1;
+            bytes *= dims[at];
+        }
+        session.set_input(input.name, dims, arrays.emplace_back(static_cast<std::size_t>(bytes)));
+    }
+    return arrays;
+}
+
+void decode(const attn::Bundle& bundle, std::int64_t tokens) {
+    if (tokens < 1) throw wrong("TOKENS is a number from 1");
+    if (bundle.get(ATTN_CACHE) == 0) throw wrong(bundle.name() + " has no KV cache to decode with");
+    attn::Session session = bundle.session();
+    auto arrays = set_zeros(bundle, session, 8);
+    session.prefill(8 + 64);
+    arrays = set_zeros(bundle, session, 1);
+    const auto start = std::chrono::steady_clock::now();
+    for (std::int64_t made = 0; made < tokens; made++) {
+        // Your program would write the next token into its array here, and read `output`.
+        if (made > 0 && made % 64 == 0) session.rewind(64);
+        session.step();
+    }
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    std::cout << tokens << " tokens: " << time.count() / static_cast<double>(tokens) << " ms per token, "
+              << session.get(ATTN_HELD) << " held\n";
+}
+
+void generate(const attn::Bundle& bundle, const attn::Dims& ids, std::int64_t count) {
+    attn::Session session = bundle.session();
+    session.start(ids, count);
+    while (const auto token = session.next()) std::cout << *token << ' ' << std::flush;
+    std::cout << '\n';
+}
+
+bool command(const std::vector<std::string>& words) {
+    const std::string what = words.empty() ? "" : words[0];
+    const std::size_t count = what == "self-test" ? 1 : what == "decode" ? 2 : what == "generate" ? 3 : 4;
+    if ((count == 4 && what != "run") || words.size() < count || words.size() > count + 1) throw wrong(USAGE);
+    const char* ort = std::getenv("ORT_DYLIB_PATH");
+    const std::string folder = words.size() > count ? words[count] : BUNDLE_FOLDER;
+    const attn::Bundle bundle(folder, ort != nullptr ? ort : "", 0, what == "decode" || what == "generate");
+    if (what == "self-test") return self_test(bundle);
+    if (what == "run") run(bundle, words[1], number(words[2]), words[3]);
+    if (what == "decode") decode(bundle, number(words[1]));
+    if (what == "generate") generate(bundle, numbers(words[1]), number(words[2]));
+    return true;
+}
+
+int main(int argc, char** argv) try {
+    return command({argv + std::min(argc, 1), argv + argc}) ? 0 : 1;
+} catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+}

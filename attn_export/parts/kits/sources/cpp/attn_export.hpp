@@ -1,0 +1,200 @@
+// A bundle in ONNX Runtime, through the C library in `library/`; `attn_export.h` is its reference, and
+// has the numbers of what `get` tells, and of codes.
+//
+// Threads may share a bundle. A session is used by one at a time, and a second one meanwhile gets an
+// Error; do not destroy or move what another thread uses.
+//
+// Arrays that are set as inputs stay yours: they are not copied, and must stay where they are until the
+// session is destroyed or the input is set anew. What `output` gives lies in the session, until the
+// next call that runs it, changes it, or destroys it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "attn_export.h"
+
+namespace attn {
+
+using Dims = std::vector<std::int64_t>;
+using Ends = std::array<std::vector<attn_value>, 2>;  // ATTN_INPUTS and ATTN_OUTPUTS
+
+// A code of attn_export.h, and one line.
+struct Error : std::runtime_error {
+    Error(int of, const std::string& text) : std::runtime_error(text), code(of) {}
+    int code;
+};
+inline void check(int code) {
+    if (code != ATTN_OK) throw Error(code, attn_last_error());
+}
+
+// Elements in place, in C order.
+template <typename T>
+struct Array {
+    Dims dims;
+    const T* data;
+    std::size_t size;
+    const T* begin() const { return data; }
+    const T* end() const { return data + size; }
+    const T& operator[](std::size_t at) const { return data[at]; }
+};
+
+// Whether T may be the elements of a type: float16 and bfloat16 are std::uint16_t, and the bytes of
+// any type std::byte.
+template <typename T>
+bool holds(int dtype) {
+    if constexpr (std::is_same_v<T, std::byte>) return true;
+    if constexpr (std::is_same_v<T, bool>) return dtype == 9;
+    if constexpr (std::is_floating_point_v<T>) return dtype == (sizeof(T) == 4 ? 1 : 11);
+    constexpr int codes[2][9] = {{0, 2, 4, 0, 12, 0, 0, 0, 13}, {0, 3, 5, 0, 6, 0, 0, 0, 7}};
+    const bool half = std::is_same_v<T, std::uint16_t> && (dtype == 10 || dtype == 16);
+    return half || dtype == codes[std::is_signed_v<T>][sizeof(T)];
+}
+
+// A handle with one owner, which closes it.
+class Handle {
+public:
+    Handle() = default;
+    Handle(Handle&& other) noexcept : value_(std::exchange(other.value_, 0)) {}
+    Handle& operator=(Handle&& other) noexcept { return std::swap(value_, other.value_), *this; }
+    ~Handle() { if (value_ != 0) attn_close(value_); }
+    attn_handle operator*() const { return value_; }
+    attn_handle* to() { return &value_; }
+    std::int64_t get(int what) const {
+        std::int64_t value = 0;
+        check(attn_get(value_, what, &value));
+        return value;
+    }
+private:
+    attn_handle value_ = 0;  // which is none, as after a move
+};
+
+// Inputs, outputs, and the caches in between.
+class Session {
+public:
+    Session(Handle handle, std::shared_ptr<const Ends> ends)
+        : handle_(std::move(handle)), ends_(std::move(ends)) {}
+
+    // Sets an input to `size` elements that stay yours; those of a cache in place are written.
+    template <typename T>
+    void set_input(const std::string& name, const Dims& dims, T* data, std::size_t size) {
+        const auto [at, dtype] = find<T>(ATTN_INPUTS, name);
+        if (dims.size() > ATTN_MAX_RANK) throw Error(ATTN_ARGUMENT, name + " has too many axes");
+        attn_value value{};
+        value.dtype = dtype;
+        value.rank = static_cast<std::int32_t>(dims.size());
+        for (std::size_t axis = 0; axis < dims.size(); axis++) value.dims[axis] = dims[axis];
+        value.data = data;
+        value.bytes = static_cast<std::int64_t>(size * sizeof(T));
+        check(attn_set_input(*handle_, at, &value));
+    }
+    template <typename T>
+    void set_input(const std::string& name, const Dims& dims, std::vector<T>& data) {
+        set_input(name, dims, data.data(), data.size());
+    }
+    // Returns an output of the last run, in place.
+    template <typename T>
+    Array<T> output(const std::string& name) const {
+        attn_value value{};
+        check(attn_output(*handle_, find<T>(ATTN_OUTPUTS, name).first, &value));
+        const auto size = static_cast<std::size_t>(value.bytes) / sizeof(T);
+        return {Dims(value.dims, value.dims + value.rank), static_cast<const T*>(value.data), size};
+    }
+    std::int64_t get(int what) const { return handle_.get(what); }
+    void run() { check(attn_run(*handle_)); }
+    // `lengths`: of each row its tokens without the padding on the right; none: all.
+    void prefill(std::int64_t capacity = 0, const Dims& lengths = {}) {
+        check(attn_prefill(*handle_, capacity, lengths.empty() ? nullptr : lengths.data(),
+                           static_cast<std::int64_t>(lengths.size())));
+    }
+    void step() { check(attn_step(*handle_)); }
+    void rewind(std::int64_t tokens) { check(attn_rewind(*handle_, tokens)); }
+    Session fork(const Dims& rows) const {
+        Handle made;
+        check(attn_fork(*handle_, rows.data(), static_cast<std::int64_t>(rows.size()), made.to()));
+        return {std::move(made), ends_};
+    }
+    // Begins a text of at most `count` tokens after token ids.
+    void start(const Dims& ids, std::int64_t count) {
+        check(attn_start(*handle_, ids.data(), static_cast<std::int64_t>(ids.size()), count));
+    }
+    // Makes the next token; none after the one that ends the text.
+    std::optional<std::int64_t> next() {
+        std::int64_t token = 0;
+        if (const int code = attn_next(*handle_, &token); code == ATTN_END) return std::nullopt;
+        else check(code);
+        return token;
+    }
+private:
+    // Returns the index and the type of a value that may have elements of type T.
+    template <typename T>
+    std::pair<std::int64_t, int> find(int kind, const std::string& name) const {
+        if (ends_ == nullptr) throw Error(ATTN_HANDLE, "this session was moved");
+        std::int64_t at = 0;
+        for (const attn_value& value : (*ends_)[kind]) {
+            if (name == value.name && holds<T>(value.dtype)) return {at, value.dtype};
+            if (name == value.name) throw Error(ATTN_ARGUMENT, name + " has another type");
+            at++;
+        }
+        throw Error(ATTN_ARGUMENT, "there is no " + name);
+    }
+    Handle handle_;
+    std::shared_ptr<const Ends> ends_;
+};
+
+// An open bundle. It may be destroyed before its sessions, which then still work.
+class Bundle {
+public:
+    // Opens a folder. `ort`: the path of ONNX Runtime's library; "": where the system finds it.
+    explicit Bundle(const std::string& folder, const std::string& ort = "", int threads = 0,
+                    bool spin = false) {
+        if (attn_abi_version() != ATTN_ABI_VERSION) {
+            const std::string version = std::to_string(ATTN_ABI_VERSION);
+            throw Error(ATTN_VERSION, "the library is not of version " + version);
+        }
+        const char* path = ort.empty() ? nullptr : ort.c_str();
+        check(attn_open(ATTN_ABI_VERSION, folder.c_str(), path, threads, spin, handle_.to()));
+        Ends ends;
+        for (const int kind : {ATTN_INPUTS, ATTN_OUTPUTS}) {
+            ends[kind].resize(static_cast<std::size_t>(get(kind)));
+            std::int64_t index = 0;
+            for (attn_value& value : ends[kind]) check(attn_describe(*handle_, kind, index++, &value));
+        }
+        ends_ = std::make_shared<const Ends>(std::move(ends));
+    }
+    // What attn_describe() tells: names, types, and fixed sizes or -1 where an axis has a name.
+    const std::vector<attn_value>& inputs() const { return (*ends_)[ATTN_INPUTS]; }
+    const std::vector<attn_value>& outputs() const { return (*ends_)[ATTN_OUTPUTS]; }
+    std::int64_t get(int what) const { return handle_.get(what); }
+    std::string name() const { return text(ATTN_NAME); }
+    std::string runtime_version() const { return text(ATTN_RUNTIME_VERSION); }
+    // Runs a golden case; returns whether it passed, and a line.
+    std::pair<bool, std::string> test_case(std::int64_t index) const {
+        char line[512];
+        const int code = attn_test_case(*handle_, index, line, sizeof line);
+        if (code != ATTN_MISMATCH) check(code);
+        return {code == ATTN_OK, line};
+    }
+    Session session() const {
+        Handle made;
+        check(attn_session(*handle_, made.to()));
+        return {std::move(made), ends_};
+    }
+private:
+    std::string text(int what) const {
+        const char* found = attn_text(*handle_, what);
+        return found != nullptr ? found : "";
+    }
+    Handle handle_;
+    std::shared_ptr<const Ends> ends_;
+};
+
+}  // namespace attn
