@@ -218,9 +218,12 @@ def _with_constants(node: onnx.NodeProto, fixed: Mapping[str, onnx.NodeProto]) -
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:
+    """Return the size of a weight in memory: floating ones are widened to float32."""
     count = int(np.prod(tensor.dims, dtype=np.int64))
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
         return count // 2
+    if tensor.data_type in _FLOATS:
+        return 4 * count
     return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 

@@ -15,6 +15,7 @@ import functools
 import math
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +28,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_export.errors import ExportError, WeightsError
 from attn_export.export.module_state import copy_module
 from attn_export.export.unread_weights import UnreadWeights
+from attn_export.temp_folders import joined_in_file
 
 _WIDENED = 2**26
-"""The largest number of elements of a weight that is widened to float64 when it is read."""
+"""The largest number of elements of a weight that is widened to float64 when it is read. What is
+computed of a larger one lies in a temporary file."""
 
 _T = TypeVar("_T")
 
@@ -103,6 +106,7 @@ class _Stored:
         alike.first.setdefault(self._like, self)
         self.types = {path: weight.dtype for path, weight in weights.items()}
         self.changed = dict[str, Callable[[slice], Tensor]]()
+        self._made = dict[Any, Tensor]()
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # views of mapped files
@@ -120,19 +124,41 @@ class _Stored:
         self, unit: _Stored, path: str, dtype: torch.dtype, rows: slice = slice(None)
     ) -> Tensor:
         self._files.check()
-        if path in unit.changed:
-            return unit.changed[path](rows).to(dtype)
-        return unit.weights[path][rows].to(self.types[path]).to(dtype)
+        weight, own, changed = unit.weights[path], self.types[path], unit.changed.get(path)
+
+        def read(rows: slice) -> Tensor:
+            narrow = weight[rows].to(own) if changed is None else changed(rows)
+            return narrow.to(dtype)
+
+        is_made = changed is not None or {weight.dtype, own} != {dtype}
+        if weight.numel() <= _WIDENED or not is_made:
+            return read(rows)
+        key = path, own, dtype, changed
+        if key not in unit._made:
+            if rows != slice(None):
+                return read(rows)
+            unit._made[key] = _in_file(weight.shape, dtype, read)
+        return unit._made[key][rows]
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
         """Return the same weights in a copy that has them in other types."""
         copy = _Stored(self.number, self.kind, self.weights, self._files, self.alike)
-        copy.changed = self.changed
+        copy.changed, copy._made = self.changed, self._made
         copy.types = {
             path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
             for path, own in self.types.items()
         }
         return copy
+
+
+def _in_file(shape: Sequence[int], dtype: torch.dtype, read: Callable[[slice], Tensor]) -> Tensor:
+    """Return a weight that lies in a temporary file, of which some rows are read at a time."""
+    step = max(_WIDENED // (4 * math.prod(shape[1:])), 1)
+    pieces = (read(slice(start, start + step)) for start in range(0, shape[0], step))
+    array = joined_in_file(piece.contiguous().view(torch.uint8).numpy() for piece in pieces)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it cannot be written
+        return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
 
 def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
