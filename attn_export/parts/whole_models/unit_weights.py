@@ -1,4 +1,4 @@
-"""Weights that are in memory while a unit of a model runs: one of its layers, or a leaf outside.
+"""Weights that are in memory while a unit of a model runs: one of its layers, or a leaf.
 
 The tensors of a checkpoint are views of mapped files, which take no memory of the process. In a
 model by units, the large weights are placeholders; hooks read those of a unit before it runs, in
@@ -13,6 +13,7 @@ import contextvars
 import ctypes
 import functools
 import math
+import re
 import sys
 import threading
 import warnings
@@ -91,7 +92,7 @@ class _Stored:
 
     Attributes:
         number: The place of the unit in the model.
-        kind: The name of its class.
+        kind: Its path in the model, without the numbers of layers.
         types: The types that its weights are rounded to, before they are widened.
         changed: Functions that return rows of weights in place of those of the checkpoint, in
             float32. Copies of the model share them.
@@ -172,13 +173,14 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
         libc.mallopt(_MOST_HEAPS, 1)
     watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
+    paths = {unit: re.sub(r"\d+", "", path) for path, unit in model.named_modules()}
     for number, unit in enumerate(_units(model)):
         stored = dict[str, Tensor]()
         for path, owner, leaf, weight in _weights(unit):
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit._stored_weights = _Stored(number, type(unit).__name__, stored, watched, stand_ins)  # type: ignore[assignment]
+        unit._stored_weights = _Stored(number, paths[unit], stored, watched, stand_ins)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
 
@@ -318,15 +320,25 @@ class ChangedWeights:
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated layers, and outside them the modules that have large weights."""
+    """Yield the repeated layers or their parts, and outside them modules with large weights."""
     if any(weight.numel() > _SMALL for weight in module._parameters.values() if weight is not None):
         yield module
         return
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child) > 1:
-            yield from child
+            for layer in child:
+                yield from _parts(layer)
         else:
             yield from _units(child)
+
+
+def _parts(layer: nn.Module) -> list[nn.Module]:
+    """Return a layer; if it is large, its linear layers, if they have all of its large weights."""
+    weights = list(_weights(layer))
+    owners = {owner: None for _, owner, _, _ in weights}
+    is_large = sum(weight.numel() for *_, weight in weights) > _WIDENED
+    # Others may read weights of modules that they do not call.
+    return [*owners] if is_large and {*map(type, owners)} == {nn.Linear} else [layer]
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -39,6 +39,8 @@ IDS = torch.tensor([[5, 9, 3, 1, 7], [8, 8, 2, 6, 4]])
 def small_limits(monkeypatch):
     """Let tiny models count as large."""
     monkeypatch.setattr(unit_weights, "_SMALL", 16)
+    # So layers that consist of linear layers, as llama's, are several units.
+    monkeypatch.setattr(unit_weights, "_WIDENED", 2**12)
     monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(temp_folders, "_NOT_USED", [])
 
