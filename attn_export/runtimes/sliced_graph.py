@@ -72,7 +72,7 @@ class SlicedEngine(Engine):
     ) -> None:
         """Make all runs that `run` is going to be asked for.
 
-        `advance`: Is called after each slice.
+        `advance`: Is called after each run of a slice.
         """
         values = {_key(inputs, bound): (dict(inputs), bound) for inputs, bound in runs}
         outputs = {output.name for output in self._model.graph.output}
@@ -90,12 +90,12 @@ class SlicedEngine(Engine):
                     taken = {name: held[name] for name in part.takes}
                     made = engine.run(taken, _bound_in(bound, part))
                     held |= {n: x if n in read_later else _on_disk(x) for n, x in made.items()}
+                    advance()
                 except Exception as error:
                     errors[key] = error
                     held.clear()
                 for name in held.keys() - read_later - outputs:
                     del held[name]
-            advance()
         for key, (held, _) in values.items():
             self._made[key] = errors.get(key) or {name: held[name] for name in outputs}
 
