@@ -7,7 +7,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
@@ -75,21 +75,20 @@ class LayerError:
         name: ``"layer 3"``, ``"the embeddings"`` or ``"what follows the layers"``.
         value: The value of the graph that the layer gives.
         error: The relative L2 error of it; NaN counts as infinite.
+        right: The largest error of a layer that is right: weights in float32 may be sums of others,
+            as of a norm's weight and 1, and tables of a float16 graph are rounded.
     """
 
     graph: str
     name: str
     value: str
     error: float
-
-    RIGHT: ClassVar[float] = 1e-6
-    """The largest error of a layer that is right: weights in float32 may be sums of others, as of a
-    norm's weight and 1."""
+    right: float = 1e-6
 
     @property
     def is_wrong(self) -> bool:
         """Whether it is more than rounding of weights."""
-        return not self.error <= self.RIGHT
+        return not self.error <= self.right
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,16 +10,18 @@ names, 64 random bits among them, and with nothing else in them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_export.errors import OutputError
 from attn_export.interruption import AT_END
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 MEMORY = Path("/dev/shm")
 MIN_FREE_BYTES = 1 << 30
 """The number of bytes that must be free in `MEMORY`. Containers often have 64 MiB."""
+
+_LEFT = 1 << 20
+"""The most bytes that are free where a disk is full: a write that fails may leave some."""
 
 _NOT_USED: list[Path] = []
 """The places in memory that are not used; see `use_disk`."""
@@ -45,8 +50,21 @@ def scratch(*, in_memory: bool = True) -> Iterator[Path]:
     for parent in (MEMORY, Path(tempfile.gettempdir())):
         _sweep_once(parent)
     parent = _fastest_parent() if in_memory else Path(tempfile.gettempdir())
-    with _new_folder(parent, "") as folder:
+    with _new_folder(parent, "") as folder, _tells_full(parent):
         yield folder
+
+
+@contextlib.contextmanager
+def _tells_full(folder: Path) -> Iterator[None]:
+    """Name a temporary folder whose disk is full, before what this block wrote is removed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC or shutil.disk_usage(folder).free > _LEFT:
+            raise
+        raise OutputError(
+            f"the temporary folder {folder} is full; free space there, or name another by TMPDIR"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -130,14 +148,21 @@ def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 def in_file(array: np.ndarray) -> np.ndarray:
     """Return an array that lies in a temporary file, which goes with the last view of it."""
+    return joined_in_file([array]).reshape(array.shape)
+
+
+def joined_in_file(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the elements of arrays, one array after another, in such a file."""
     import numpy as np
 
-    if not array.size:
-        return array
-    with tempfile.TemporaryFile() as file:
-        file.write(np.ascontiguousarray(array).data)
+    folder = Path(tempfile.gettempdir())
+    with tempfile.TemporaryFile(dir=folder) as file, _tells_full(folder):
+        for array in arrays:
+            file.write(np.ascontiguousarray(array).data)
         file.flush()
-        view: np.ndarray = np.memmap(file, array.dtype, "r", shape=array.shape)
+        if not file.tell():
+            return array.reshape(-1)
+        view: np.ndarray = np.memmap(file, array.dtype, "r")
     return view
 
 

@@ -142,6 +142,29 @@ def test_without_space_for_a_folder_nothing_is_left(
     assert names(tmp_path) == []
 
 
+FILLS = {
+    "a folder": "with scratch() as folder: (folder / 'a').write_bytes(bytes(2**20))",
+    "an array": "in_file(numpy.zeros(2**20, numpy.uint8))",
+}
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode != 0
+    if sys.platform == "linux" else True,
+    reason="a small disk is mounted in namespaces of its own",
+)  # fmt: skip
+@pytest.mark.parametrize("body", FILLS.values(), ids=FILLS)
+def test_a_full_temporary_folder_is_named(body: str, tmp_path: Path):
+    script = f"import numpy\nfrom attn_export.temp_folders import in_file, scratch\n{body}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k none . && exec "$@"', "sh",
+         sys.executable, "-c", script],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert f"OutputError: the temporary folder {tmp_path} is full; free space" in done.stderr
+
+
 def test_links_and_files_are_left_alone(tmp_path: Path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "a").touch()

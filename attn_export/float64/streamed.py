@@ -20,6 +20,7 @@ from attn_export.graph.load import (
     embed,
     inlined,
     load_proto,
+    mapped_data,
     names_read,
     refuse_bad_data,
     sound,
@@ -111,11 +112,7 @@ class StreamedEvaluation(Evaluation):
         tensor = self._large[name]
         if tensor.data_location != TensorProto.EXTERNAL or tensor.data_type not in FLOATS:
             return self.array_of(tensor)
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        return np.memmap(
-            self.path.parent / entries["location"], numpy_dtype(FLOATS[tensor.data_type]), "r",
-            int(entries.get("offset", 0)), tuple(tensor.dims),
-        )  # fmt: skip
+        return mapped_data(tensor, self.path.parent, numpy_dtype(FLOATS[tensor.data_type]))
 
     def array_of(self, tensor: TensorProto) -> Array:
         """Return the values of a tensor, which may lie in a file beside the graph."""

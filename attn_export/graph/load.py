@@ -12,6 +12,7 @@ from attn_export.errors import AttnExportError, GraphError, UsageError, one_line
 from attn_export.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
     import onnx_ir as ir
 
@@ -164,6 +165,16 @@ def load_model(path: Path) -> onnx.ModelProto:
     for tensor in tensors_of(model):
         embed(tensor, path.parent)
     return model
+
+
+def mapped_data(tensor: onnx.TensorProto, folder: Path, dtype: np.dtype) -> np.ndarray:
+    """Return the external data of a tensor, in its file; `refuse_bad_data` has checked it."""
+    import numpy as np
+
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return np.memmap(
+        folder / entries["location"], dtype, "r", int(entries.get("offset", 0)), tuple(tensor.dims)
+    )
 
 
 def embed(tensor: onnx.TensorProto, folder: Path) -> None:

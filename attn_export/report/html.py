@@ -134,7 +134,7 @@ def _alone(report: Report) -> list[dict[str, Any]]:
     """Return cells of the layers of each wrong graph, each on what it takes in the truth."""
     by_graph: dict[str, list[dict[str, Any]]] = {}
     for layer in report.layers:
-        step = sum(layer.error > layer.RIGHT * limit for limit in STEPS[:-1])
+        step = sum(layer.error > layer.right * limit for limit in STEPS[:-1])
         cell = {
             "step": "failed" if layer.is_wrong else str(step),
             "mark": "✗" if layer.is_wrong else "",

@@ -30,8 +30,8 @@ Options = Mapping[str, str]
 """Options of an engine, named as in its documentation. They override those of the runtime."""
 
 
-SLICES = 8
-"""The number of slices up to which a graph runs whole."""
+SLICES = 2
+"""The number of slices up to which a graph runs whole. Its weights may take twice as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Limits:
         memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
         runs_whole: Whether a graph never runs in slices, however large its weights are.
         slice_mib: The weights of a slice in MiB; None for 1/32 of the memory. A graph of more than
-            8 of them runs in slices, if its runtime can do that.
+            2 of them runs in slices, if its runtime can do that.
     """
 
     threads: int

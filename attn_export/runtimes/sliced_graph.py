@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from attn_export.errors import one_line
-from attn_export.graph.load import load_proto, names_read
+from attn_export.graph.load import load_proto, mapped_data, names_read, refuse_bad_data
 from attn_export.runtimes.protocol import Engine, Facts
 from attn_export.temp_folders import in_file
 
@@ -40,11 +40,13 @@ class _Slice:
     Attributes:
         takes: The values of earlier slices that it reads.
         gives: Its values that later slices read, and its outputs of the graph.
+        weight: The large weight of its one product, of which it is given columns; or "".
     """
 
     nodes: Sequence[onnx.NodeProto]
     takes: Sequence[str]
     gives: Sequence[str]
+    weight: str = ""
 
 
 class SlicedEngine(Engine):
@@ -61,6 +63,7 @@ class SlicedEngine(Engine):
         self, graph: Path, most: int, load: Callable[[bytes, int], Engine], facts: Facts
     ) -> None:
         self._load_model, self._facts, self._model = load, facts, load_proto(graph)
+        self._graph, self._most = graph, most
         self._slices = list(_cut(self._model, most))
         self._made = dict[bytes, dict[str, np.ndarray] | Exception]()
 
@@ -69,7 +72,7 @@ class SlicedEngine(Engine):
     ) -> None:
         """Make all runs that `run` is going to be asked for.
 
-        `advance`: Is called after each slice.
+        `advance`: Is called after each run of a slice.
         """
         values = {_key(inputs, bound): (dict(inputs), bound) for inputs, bound in runs}
         outputs = {output.name for output in self._model.graph.output}
@@ -83,15 +86,16 @@ class SlicedEngine(Engine):
                 try:
                     if engine is None:
                         engine = self._load_model(*self._model_of(part, held))
+                        engine = self._in_columns(engine, part.weight) if part.weight else engine
                     taken = {name: held[name] for name in part.takes}
                     made = engine.run(taken, _bound_in(bound, part))
                     held |= {n: x if n in read_later else _on_disk(x) for n, x in made.items()}
+                    advance()
                 except Exception as error:
                     errors[key] = error
                     held.clear()
                 for name in held.keys() - read_later - outputs:
                     del held[name]
-            advance()
         for key, (held, _) in values.items():
             self._made[key] = errors.get(key) or {name: held[name] for name in outputs}
 
@@ -108,6 +112,22 @@ class SlicedEngine(Engine):
     def facts(self) -> Facts:
         """Return the facts of the run, with the number of slices."""
         return {**self._facts, "slices": len(self._slices)}
+
+    def _in_columns(self, engine: Engine, name: str) -> Engine:
+        """Return a product that is given some columns of its weight at a time."""
+        refuse_bad_data(self._model, self._graph)
+        tensor = next(x for x in self._model.graph.initializer if x.name == name)
+        weight = mapped_data(tensor, self._graph.parent, np.dtype(np.float16))
+        step = max(self._most // (32 * len(weight)), 1)
+
+        def run(inputs: Arrays) -> dict[str, np.ndarray]:
+            parts = [
+                engine.run({**inputs, name: weight[:, at : at + step].copy()}, {})
+                for at in range(0, weight.shape[1], step)
+            ]
+            return {n: np.concatenate([part[n] for part in parts], -1) for n in parts[0]}
+
+        return Engine(run, {})
 
     def _model_of(self, part: _Slice, values: Arrays) -> tuple[bytes, int]:
         """Return the bytes of the model of a slice, for values of some types.
@@ -127,14 +147,22 @@ class SlicedEngine(Engine):
         model.functions.extend(self._model.functions)
         model.graph.name = graph.name
         model.graph.node.extend(part.nodes)
-        model.graph.initializer.extend(x for x in graph.initializer if x.name in read)
+        weights = [x for x in graph.initializer if x.name in read]
+        if part.weight:
+            of = next(x for x in weights if x.name == part.weight)
+            inputs.append(helper.make_tensor_value_info(of.name, of.data_type, [of.dims[0], None]))
+            outputs = [onnx.ValueInfoProto(name=name) for name in part.gives]
+            weights.remove(of)
+        model.graph.initializer.extend(weights)
         model.graph.sparse_initializer.extend(
             x for x in graph.sparse_initializer if x.values.name in read
         )
         model.graph.input.extend(inputs)
         model.graph.output.extend(outputs)
         made = {name for node in part.nodes for name in node.output} - set(part.gives)
-        model.graph.value_info.extend(x for x in graph.value_info if x.name in made)
+        # Those of a product in columns have the sizes of all columns.
+        described = () if part.weight else graph.value_info
+        model.graph.value_info.extend(x for x in described if x.name in made)
         return model.SerializeToString(), sum(
             _bytes_of(x) for x in model.graph.initializer if x.data_type in _FLOATS
         )
@@ -177,8 +205,17 @@ def _cut(model: onnx.ModelProto, most: int) -> Iterator[_Slice]:
         for cut in range(at + 1, last_use.get(name, at) + 1):
             crossing[cut] += 1
     outputs = [x.name for x in graph.output]
+    columns = {
+        at: name for at, node in enumerate(nodes)
+        if weights[at] > most and (name := _narrow_factor(node, fixed, graph.initializer))
+    }  # fmt: skip
+    alone = sorted({0, len(nodes), *columns, *(at + 1 for at in columns)})
+    stops = list[int]()
+    for first, end in itertools.pairwise(alone):
+        places = _places(weights[first:end], crossing[first : end + 1], most)
+        stops += [*(first + place for place in places), end]
     start = 0
-    for stop in [*_places(weights, crossing, most), len(nodes)]:
+    for stop in stops:
         inside = range(start, stop)
         made = {name for at in inside for name in nodes[at].output if name}
         read = {name for at in inside for name in reads[at]}
@@ -189,8 +226,20 @@ def _cut(model: onnx.ModelProto, most: int) -> Iterator[_Slice]:
         taken = sorted(name for name in read - made - fixed.keys() - constants if name)
         given = sorted(n for n in made if last_use.get(n, -1) >= stop or n in outputs)
         own = [node for node in graph.node if id(node) in needed]
-        yield _Slice([*own, *nodes[start:stop]], taken, given)
+        yield _Slice([*own, *nodes[start:stop]], taken, given, columns.get(start, ""))
         start = stop
+
+
+def _narrow_factor(
+    node: onnx.NodeProto, fixed: Mapping[str, onnx.NodeProto], weights: Iterable[onnx.TensorProto]
+) -> str:
+    """Return the weight of a product, widened or not, if it is float16 in a file; else ""."""
+    name = node.input[1] if node.op_type == "MatMul" else ""
+    if name in fixed and fixed[name].op_type == "Cast":
+        name = fixed[name].input[0]
+    found = (x for x in weights if x.name == name and x.data_location == TensorProto.EXTERNAL)
+    is_narrow = any(x.data_type == TensorProto.FLOAT16 and len(x.dims) == 2 for x in found)
+    return name if is_narrow else ""
 
 
 def _places(weights: Sequence[int], crossing: Sequence[int], most: int) -> Iterator[int]:
@@ -218,9 +267,12 @@ def _with_constants(node: onnx.NodeProto, fixed: Mapping[str, onnx.NodeProto]) -
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:
+    """Return the size of a weight in memory: floating ones are widened to float32."""
     count = int(np.prod(tensor.dims, dtype=np.int64))
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
         return count // 2
+    if tensor.data_type in _FLOATS:
+        return 4 * count
     return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 

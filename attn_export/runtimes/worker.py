@@ -60,7 +60,7 @@ def serve(send: Send, jobs: Jobs, name: str, threads: str) -> None:
     job = jobs.get()
     engine = _loaded(target, job, int(threads))
     send("loaded", facts=engine.facts())
-    engine.expect(_plain_runs(job), lambda: send("slice"))
+    engine.expect(_plain_runs(job), lambda: send("ran"))
     for case in job["cases"]:
         started = time.perf_counter()
         try:

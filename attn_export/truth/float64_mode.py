@@ -58,7 +58,7 @@ def product(
 
     `a`: `[M, K]`, float64.
     `b`: `[K, N]`, of any floating type.
-    `change`: A function of a block of columns in float64, which it may change in place.
+    `change`: A function of a block of columns in float64.
 
     Returns:
         The product, float64 `[M, N]`.

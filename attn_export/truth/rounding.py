@@ -303,7 +303,7 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
     squares = sizes.square_()
-    if is_large(b) and b.dim() == 2:
-        sums = product(squares, b, Tensor.square_, lambda a, block, _: a @ block)
+    if b.dim() == 2:
+        sums = product(squares, b, torch.square, lambda a, block, _: a @ block)
         return sums, count.unsqueeze(-1)
     return squares @ b.double().square(), count if b.dim() == 1 else count.unsqueeze(-1)

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from attn_export.errors import first_few, printable
 from attn_export.float64.evaluate import Values, is_float
 from attn_export.float64.streamed import StreamedEvaluation
-from attn_export.measures import measure_strictly
+from attn_export.measures import eps, measure_strictly
 from attn_export.parts.whole_models.unit_weights import layers_of
 from attn_export.results import LayerError
+from attn_export.tensorfile import is_floating
 
 _NEAR = 0.9
 """The largest sine of the angle between what a wrong layer gives and what it should."""
@@ -81,7 +82,12 @@ def layer_errors(
     names = ["the embeddings", *(f"layer {number}" for number in range(len(states) - 1))]
     rest = [("what follows the layers", name) for name in outputs if name in errors]
     every = [*zip(names, ends, strict=True), *rest]
-    return [LayerError(path.name, name, end, errors[end]) for name, end in every]
+    types = [
+        onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
+        for x in graph.model.graph.output
+    ]
+    right = max(LayerError.right, *(eps(dtype) / 2 for dtype in types if is_floating(dtype)))
+    return [LayerError(path.name, name, end, errors[end], right) for name, end in every]
 
 
 def says(errors: Sequence[LayerError]) -> str:
@@ -122,7 +128,7 @@ def _ends(
         near = [n for n in range(at, len(seen)) if seen[n][1][number] <= _NEAR]
         if not near:
             return None
-        exact = [n for n in near if seen[n][1][number] <= LayerError.RIGHT]
+        exact = [n for n in near if seen[n][1][number] <= LayerError.right]
         # The first of those that are equal: a Cast or a Reshape may follow.
         best = exact[0] if exact else min(near, key=lambda n: seen[n][1][number])
         ends.append(seen[best][0])

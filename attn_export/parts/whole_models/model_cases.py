@@ -322,10 +322,11 @@ class CaseMaker:
         is_base = situation.name.startswith((BASE, CHANGED))
         number = 1 if is_base else sum(situation.name.encode())
         keys = 5 if is_base else (5, 3, 9, 1)[number % 4]
+        logits = 3 if is_base else 1 + number % 3  # `verify` asks for three sizes
         return {
             BATCH: len(situation.new), QUERIES: query, PAST: past,
             CAPACITY: past + query + _SPARE[number % len(_SPARE)], TOTAL: past + query,
-            KEYS: keys, ENCODED: keys, LOGIT_COUNT: min(query, 1 + number % 3),
+            KEYS: keys, ENCODED: keys, LOGIT_COUNT: min(query, logits),
             **situation.sizes,
         }  # fmt: skip
 

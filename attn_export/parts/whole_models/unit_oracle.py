@@ -27,8 +27,8 @@ from attn_export.truth.operations import RoundingRecorder, math_backend
 from attn_export.truth.ties import TieOrder
 
 _LEAST_HELD, _MOST_HELD = 2**28, 2**30
-"""The bytes of outputs of the runs that are made together, if they are of several cases: as many as
-the weights of the largest unit take in float64, within these limits."""
+"""The bytes of outputs of the runs that are made together, if they are of several cases: twice as
+many as the weights of the largest unit take in float64, within these limits."""
 
 
 def oracle_of_model(
@@ -99,7 +99,7 @@ class UnitOracle(ModelOracle):
     def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
         """Yield the cases whose runs are made together, with the number of random runs of each."""
         group, held = list[tuple[Case, int]](), 0
-        unit = 8 * largest_unit(self.subject.module)
+        unit = 16 * largest_unit(self.subject.module)
         most = min(max(unit, _LEAST_HELD), _MOST_HELD)
         for number, case in enumerate(cases):
             like = self._like_outputs(case)

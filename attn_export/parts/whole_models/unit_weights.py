@@ -1,4 +1,4 @@
-"""Weights that are in memory while a unit of a model runs: one of its layers, or a leaf outside.
+"""Weights that are in memory while a unit of a model runs: one of its layers, or a leaf.
 
 The tensors of a checkpoint are views of mapped files, which take no memory of the process. In a
 model by units, the large weights are placeholders; hooks read those of a unit before it runs, in
@@ -13,8 +13,10 @@ import contextvars
 import ctypes
 import functools
 import math
+import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +29,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_export.errors import ExportError, WeightsError
 from attn_export.export.module_state import copy_module
 from attn_export.export.unread_weights import UnreadWeights
+from attn_export.temp_folders import joined_in_file
 
 _WIDENED = 2**26
-"""The largest number of elements of a weight that is widened to float64 when it is read."""
+"""The largest number of elements of a weight that is widened to float64 when it is read. What is
+computed of a larger one lies in a temporary file."""
 
 _T = TypeVar("_T")
 
@@ -88,7 +92,7 @@ class _Stored:
 
     Attributes:
         number: The place of the unit in the model.
-        kind: The name of its class.
+        kind: Its path in the model, without the numbers of layers.
         types: The types that its weights are rounded to, before they are widened.
         changed: Functions that return rows of weights in place of those of the checkpoint, in
             float32. Copies of the model share them.
@@ -103,6 +107,7 @@ class _Stored:
         alike.first.setdefault(self._like, self)
         self.types = {path: weight.dtype for path, weight in weights.items()}
         self.changed = dict[str, Callable[[slice], Tensor]]()
+        self._made = dict[Any, Tensor]()
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # views of mapped files
@@ -120,19 +125,41 @@ class _Stored:
         self, unit: _Stored, path: str, dtype: torch.dtype, rows: slice = slice(None)
     ) -> Tensor:
         self._files.check()
-        if path in unit.changed:
-            return unit.changed[path](rows).to(dtype)
-        return unit.weights[path][rows].to(self.types[path]).to(dtype)
+        weight, own, changed = unit.weights[path], self.types[path], unit.changed.get(path)
+
+        def read(rows: slice) -> Tensor:
+            narrow = weight[rows].to(own) if changed is None else changed(rows)
+            return narrow.to(dtype)
+
+        is_made = changed is not None or {weight.dtype, own} != {dtype}
+        if weight.numel() <= _WIDENED or not is_made:
+            return read(rows)
+        key = path, own, dtype, changed
+        if key not in unit._made:
+            if rows != slice(None):
+                return read(rows)
+            unit._made[key] = _in_file(weight.shape, dtype, read)
+        return unit._made[key][rows]
 
     def rounded(self, dtypes: Mapping[str, torch.dtype]) -> _Stored:
         """Return the same weights in a copy that has them in other types."""
         copy = _Stored(self.number, self.kind, self.weights, self._files, self.alike)
-        copy.changed = self.changed
+        copy.changed, copy._made = self.changed, self._made
         copy.types = {
             path: own if torch.promote_types(own, dtypes[path]) == dtypes[path] else dtypes[path]
             for path, own in self.types.items()
         }
         return copy
+
+
+def _in_file(shape: Sequence[int], dtype: torch.dtype, read: Callable[[slice], Tensor]) -> Tensor:
+    """Return a weight that lies in a temporary file, of which some rows are read at a time."""
+    step = max(_WIDENED // (4 * math.prod(shape[1:])), 1)
+    pieces = (read(slice(start, start + step)) for start in range(0, shape[0], step))
+    array = joined_in_file(piece.contiguous().view(torch.uint8).numpy() for piece in pieces)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it cannot be written
+        return torch.from_numpy(array).view(dtype).view(tuple(shape))
 
 
 def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
@@ -146,13 +173,14 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
         libc.mallopt(_MOST_HEAPS, 1)
     watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
+    paths = {unit: re.sub(r"\d+", "", path) for path, unit in model.named_modules()}
     for number, unit in enumerate(_units(model)):
         stored = dict[str, Tensor]()
         for path, owner, leaf, weight in _weights(unit):
             stored[path] = weight.detach()
             holder = holders.setdefault(id(weight), _placeholder(weight.shape, weight.dtype))
             owner._parameters[leaf] = holder
-        unit._stored_weights = _Stored(number, type(unit).__name__, stored, watched, stand_ins)  # type: ignore[assignment]
+        unit._stored_weights = _Stored(number, paths[unit], stored, watched, stand_ins)  # type: ignore[assignment]
         unit.register_forward_pre_hook(_enter)
         unit.register_forward_hook(_leave, always_call=True)
 
@@ -292,15 +320,25 @@ class ChangedWeights:
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated layers, and outside them the modules that have large weights."""
+    """Yield the repeated layers or their parts, and outside them modules with large weights."""
     if any(weight.numel() > _SMALL for weight in module._parameters.values() if weight is not None):
         yield module
         return
     for child in module.children():
         if isinstance(child, nn.ModuleList) and len(child) > 1:
-            yield from child
+            for layer in child:
+                yield from _parts(layer)
         else:
             yield from _units(child)
+
+
+def _parts(layer: nn.Module) -> list[nn.Module]:
+    """Return a layer; if it is large, its linear layers, if they have all of its large weights."""
+    weights = list(_weights(layer))
+    owners = {owner: None for _, owner, _, _ in weights}
+    is_large = sum(weight.numel() for *_, weight in weights) > _WIDENED
+    # Others may read weights of modules that they do not call.
+    return [*owners] if is_large and {*map(type, owners)} == {nn.Linear} else [layer]
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -20,8 +20,9 @@ from attn_export.graph.save import save_graphs
 from attn_export.graph.unread import Unread, reader
 from attn_export.parts.whole_models import model_checkpoint, model_oracle, unit_weights
 
-SMALL, SIZE = 128, 64
-"""Elements of weights that stay in memory here, and the width of the models."""
+SMALL, WIDENED, SIZE = 128, 2**11, 64
+"""Elements of weights that stay in memory here, and from which they lie in files if computed; and
+the width of the models."""
 
 
 def extended(*values: Any) -> Any:
@@ -59,6 +60,7 @@ def test_graphs_and_weights_are_those_of_a_build_in_memory(
     whole = files_of(tmp_path / "whole", checkpoint, dtype, layers)
     monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
+    monkeypatch.setattr(unit_weights, "_WIDENED", WIDENED)
     by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype, layers)
     assert {n: x for n, x in by_unit.items() if x != whole.get(n)} == {}
     assert len(by_unit) == len(whole) >= 3
@@ -127,6 +129,8 @@ def test_reports_are_those_of_builds_in_memory(
         reports.append(build(subject, tmp_path / name, **run))
         monkeypatch.setattr(model_checkpoint, "LARGE", 0)
         monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
+        # Layers are several units, and each weight is widened as in memory.
+        monkeypatch.setattr(unit_weights, "_WIDENED", 4 * WIDENED)
     whole, by_unit = reports
     assert whole.passed
     assert by_unit.passed

@@ -66,6 +66,10 @@ def test_a_session_refuses_a_part():
         DecodeSession(last())
 
 
+def test_verify_takes_a_bundle_of_a_part_as_evidence():
+    assert run(["verify", str(last()), "--runtime", "ort-cpu"]) == 0
+
+
 @pytest.mark.extended
 def test_a_bundle_of_a_part_is_judged_by_the_same_layers():
     assert compare_models(tiny_decoder("llama"), last()).passed

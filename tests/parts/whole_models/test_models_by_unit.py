@@ -10,15 +10,16 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import numpy_helper
 
-from attn_export import temp_folders
+from attn_export import Subject, temp_folders
 from attn_export.commands.compare import compare_models
 from attn_export.errors import WeightsError
+from attn_export.export.export import export
+from attn_export.graph.save import save_graph
 from attn_export.parts.whole_models import model_checkpoint, unit_weights
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.unit_weights import (
@@ -39,6 +40,8 @@ IDS = torch.tensor([[5, 9, 3, 1, 7], [8, 8, 2, 6, 4]])
 def small_limits(monkeypatch):
     """Let tiny models count as large."""
     monkeypatch.setattr(unit_weights, "_SMALL", 16)
+    # So layers that consist of linear layers, as llama's, are several units.
+    monkeypatch.setattr(unit_weights, "_WIDENED", 2**12)
     monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(temp_folders, "_NOT_USED", [])
 
@@ -147,13 +150,14 @@ def test_right_exports_pass_with_one_layer_in_memory(name, slices):
     assert any("slices, with" in note for note in report.notes) == slices
 
 
-def _damaged(name: str, part: str, folder: Path) -> Path:
+def _damaged(name: str | Path, part: str, folder: Path, factor: float = 1.01) -> Path:
     """Return a copy of an export in which the weight whose name has `part` has other values."""
     target = shutil.copytree(EXPORTS / name, folder / "graphs")
     (path,) = target.glob("*.onnx")
     model = onnx.load(path)
     weight = next(x for x in model.graph.initializer if part in x.name and len(x.dims) == 2)
-    array = numpy_helper.to_array(weight) * np.float32(1.01)
+    array = numpy_helper.to_array(weight)
+    array = array * array.dtype.type(factor)
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     onnx.save(model, path)
     return target
@@ -175,6 +179,17 @@ def test_the_wrong_layer_of_a_large_model_is_named_alone(name, part, layer, tmp_
     assert f"on the truth's input, wrong: {layer} (off by" in report.explanations[0]
     assert report.explanations[0].count("off by") == 1
     assert [each.name for each in report.layers if each.is_wrong] == [layer]
+
+
+def test_the_wrong_layer_of_a_float16_graph_is_named_alone(tmp_path):
+    checkpoint, right = EXPORTS / "llama" / "checkpoint", tmp_path / "right"
+    right.mkdir()
+    model = export(Subject.from_model(checkpoint, dtype="float16")).model
+    save_graph(model, right / "model.onnx")
+    graphs = _damaged(right, "layers.1.mlp.down_proj", tmp_path, 2)
+    report = compare_models(checkpoint, graphs, RunOptions.of())
+    # Its tables of positions are rounded, so that right layers are off by 1e-4.
+    assert [each.name for each in report.layers if each.is_wrong] == ["layer 1"], str(report)
 
 
 def test_layers_of_small_models_are_judged_alone_too(tmp_path, monkeypatch):
