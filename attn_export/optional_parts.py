@@ -18,6 +18,7 @@ from attn_export.system_info import check_installed
 class ModelKeywords(TypedDict, total=False):
     """How a whole model is built, beside what every build takes."""
 
+    accuracy_level: int | None
     adapter: Path | str | None
     all_logits: bool
     cache: str

@@ -119,6 +119,15 @@ class Quality:
             sentences=tuple(model + sentence for model, q in of_all for sentence in q.missed),
         )  # fmt: skip
 
+    def beside(self, other: Quality | None) -> Quality:
+        """Return these distances and others, which the same budgets limit."""
+        if other is None:
+            return self
+        return dataclasses.replace(
+            self, outputs=(*self.outputs, *other.outputs),
+            of_logits=(*self.of_logits, *other.of_logits),
+        )  # fmt: skip
+
     @property
     def logits(self) -> LogitDistance | None:
         """The first distance of logits, if there is one."""

@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from attn_export.dialect_names import CUDA, LINEAR_OPSET, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
+from attn_export.graph.accuracy_level import other_difference
 from attn_export.graph.check_structure import (
     RULES,
     Check,
@@ -104,6 +105,16 @@ def opset_version(graph: CheckedGraph) -> Iterator[str]:
     dialect = None if graph.expected is None else graph.expected.dialect
     if dialect is not None and opset not in _OPSETS[dialect]:
         yield f"opset {opset}, the {dialect} dialect has {_OPSETS[dialect]}; export it again"
+
+
+@standard_rule
+def accuracy_level(graph: CheckedGraph) -> Iterator[str]:
+    """Check that a graph that rounds inputs of products is otherwise the one that does not."""
+    if graph.expected is None or not graph.expected.exact:
+        return
+    problem = other_difference(graph.proto, graph.path.with_name(graph.expected.exact))
+    if problem:
+        yield f"{problem}; build it again"
 
 
 @project_rule

@@ -80,6 +80,7 @@ from attn_export.parts.whole_models.model_reference import (
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.parts.whole_models.unit_weights import is_by_unit, made_alike, unread_weights
+from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -107,7 +108,7 @@ def subject_of_model(
     model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
     cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
     max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
-    is_captured: bool = True,
+    accuracy_level: int | None = None, is_captured: bool = True,
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -121,6 +122,8 @@ def subject_of_model(
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
+    `accuracy_level`: 1 if products with these, in the dialect ``ort``, multiply floats; 4 if their
+        inputs are rounded to 8 bits, which is faster. None for 4.
     `is_captured`: Whether a graph is made of it.
     """
     is_changed = adapter is not None
@@ -133,6 +136,8 @@ def subject_of_model(
     if adapter is not None:
         notes = *notes, merge_adapter(adapter, model, loaded)
     rounds, part = rounded_cache(kv_dtype), None
+    if accuracy_level is not None:
+        _check_level(accuracy_level, weights_dtype)
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
     )
@@ -140,7 +145,10 @@ def subject_of_model(
         loaded = copy.deepcopy(loaded)
     if layers:
         part = cut_model(loaded, layers, len(heads_of(loaded)) // 2)
-    rounded = QuantisedWeights(loaded, weights_dtype) if weights_dtype != "none" else None
+    rounded = None
+    if weights_dtype != "none":
+        in_floats = accuracy_level == FLOAT32_PRODUCTS
+        rounded = QuantisedWeights(loaded, weights_dtype, rounds_inputs=not in_floats)
     notes = *notes, *(rounded.notes if rounded else ())
 
     def make() -> Subject:
@@ -241,6 +249,17 @@ def _check(model: Any, dtype: str, **options: str) -> None:
             raise UsageError(f"{name} {value} is for decoders; leave it out")
         if name != "layers" and dtype != "float32":
             raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")
+
+
+def _check_level(level: int, weights_dtype: str) -> None:
+    if level not in (FLOAT32_PRODUCTS, INTEGER_PRODUCTS):
+        raise UsageError(
+            f"accuracy_level is {INTEGER_PRODUCTS} or {FLOAT32_PRODUCTS}; got {level!r}"
+        )
+    if weights_dtype == "none":
+        raise UsageError(
+            f"accuracy_level {level} is about products with integers; give weights_dtype, too"
+        )
 
 
 def built_options(entry: Entry) -> ModelKeywords:
@@ -352,7 +371,7 @@ class _BuiltModel(Subject):
 
         self.in_float32 = in_float32
         if weights:
-            self.rewrite = weights.rewrite
+            self.rewrite, self.rounds_inputs = weights.rewrite, weights.rounds_inputs
         if weights or rounds:
             self.budget = default_budget(weights.dtype) if weights else BUDGET_OF_CACHE
         self.roles = Roles(caches=self._ends.caches)
@@ -410,6 +429,7 @@ class _BuiltModel(Subject):
             call, lambda *_: dict(self.inputs), axes, list(self.outputs), relations=self.relations
         )
         subject.roles, subject.has_narrow_caches = self.roles, self.has_narrow_caches
+        subject.rounds_inputs = self.rounds_inputs
         if self._weights or call.rounds:
             return oracle_of_integers(subject, self._weights, self._ends.outputs)
         return oracle_of_model(subject, 0.0, self._ends.outputs)
