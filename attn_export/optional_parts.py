@@ -22,6 +22,7 @@ class ModelKeywords(TypedDict, total=False):
     adapter: Path | str | None
     all_logits: bool
     cache: str
+    keep: str
     kv_dtype: str
     layers: str
     max_len: int

@@ -82,6 +82,11 @@ INPUT = (
         "inputs to 8 bits (4) or not (1).  [default: 4]",
     ),
     option(
+        "--keep", metavar="NAME,…",
+        help="With --model and --weights-dtype: modules whose weights stay floating, as "
+        "lm_head,layers.0.",
+    ),
+    option(
         "--kv-dtype", metavar="float16",
         help="With --model: the type of a decoder's caches.  [default: that of the model]",
     ),
@@ -93,7 +98,7 @@ INPUT = (
 GROUPS = {
     "Input": (
         "spec_file", "variant", "module", "model", "adapter", "all_logits", "layers", "max_len",
-        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "seed", "fields",
+        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "keep", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": (
@@ -121,7 +126,7 @@ _OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
 _ONLY_OF_MODELS = (
-    "accuracy_level", "adapter", "all_logits", "kv_dtype", "layers", "max_len", "text_only",
+    "accuracy_level", "adapter", "all_logits", "keep", "kv_dtype", "layers", "max_len", "text_only",
 )  # fmt: skip
 """The options that only --model takes."""
 

@@ -15,7 +15,6 @@ from onnx import TensorProto
 
 from attn_export.dialect_names import CUDA, LINEAR_OPSET, MICROSOFT, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
-from attn_export.graph.accuracy_level import other_difference
 from attn_export.graph.check_structure import (
     RULES,
     Check,
@@ -112,6 +111,8 @@ def accuracy_level(graph: CheckedGraph) -> Iterator[str]:
     """Check that a graph that rounds inputs of products is otherwise the one that does not."""
     if graph.expected is None or not graph.expected.exact:
         return
+    from attn_export.graph.accuracy_level import other_difference  # few graphs need it
+
     problem = other_difference(graph.proto, graph.path.with_name(graph.expected.exact))
     if problem:
         yield f"{problem}; build it again"

@@ -37,6 +37,8 @@ _NEAR = 0.5
 _MOST_PIECES = 1024
 """The most parts of different parameters that a weight is packed from."""
 
+_SIZE = "block_size"
+
 _EXTERNAL_FROM = 2**30
 """The size in bytes from which a graph is written with external data."""
 
@@ -122,6 +124,17 @@ def read_integers(path: Path) -> _StoredIntegers:
 def rounds_inputs(path: Path) -> bool:
     """Return whether kernels may round the inputs of products of a graph to integers as well."""
     return next(rounding_levels(load_proto(path)), None) is not None
+
+
+def rounded_block(path: Path) -> int:
+    """Return how many inputs of a product kernels may round together; 0 if they round none."""
+    if not rounds_inputs(path):
+        return 0
+    nodes = nodes_in(load_proto(path))
+    sizes = (
+        a.i for n in nodes if n.op_type == "MatMulNBits" for a in n.attribute if a.name == _SIZE
+    )
+    return max(sizes, default=0)
 
 
 @contextlib.contextmanager

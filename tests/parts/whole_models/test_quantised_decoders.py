@@ -73,7 +73,7 @@ def rounding(dtype: str) -> Path:
         subject = Subject.from_model(model, weights_dtype=dtype, max_len=16)
         report = build(subject, folder, dialects=("ort",), **RUN)
         assert report.passed, str(report)
-        (folder.parent / f"{folder.name}.report").write_text(repr(report.quality))
+        (folder.parent / f"{folder.name}.report").write_text(repr(report.quality.outputs))
 
     return once(f"models/rounding-{dtype}", make)
 
@@ -96,7 +96,7 @@ def test_a_graph_that_rounds_inputs_is_judged_beside_one_that_does_not(dtype, bi
         assert check(bundle / name) == []
     report = verify(bundle, **RUN)
     assert report.passed
-    assert repr(report.quality) == (bundle.parent / f"{bundle.name}.report").read_text()
+    assert repr(report.quality.outputs) == (bundle.parent / f"{bundle.name}.report").read_text()
     parts = {each.part: each.sqnr for each in report.quality.outputs}
     # The distance of what ships is told beside that of its weights.
     assert 0 < abs(parts["logits in ort-cpu"] - parts["logits"]) < 6
@@ -186,6 +186,21 @@ def test_kits_judge_graphs_that_round_inputs_by_their_own_errors(language, need,
         assert test().returncode != 0
 
 
+def test_what_is_kept_stays_floating():
+    options = {"weights_dtype": "int4", "keep": "lm_head,layers.0,layers.1.mlp.up_proj"}
+    subject = Subject.from_model(tiny_decoder("llama"), **options)
+    graphs, _ = lower_all(export(subject), ("ort",))
+    names = {
+        value.name: value.dtype.name
+        for value in graphs[0].model.graph.initializers.values()
+        if value.shape is not None and len(value.shape) > 1
+    }
+    packed = {name.partition(".packed")[0] for name in names if ".packed" in name}
+    assert all(".layers.1." in name and "up_proj" not in name for name in packed), packed
+    assert len(packed) == 4  # q, k and v, which lie side by side; the output, gate and down
+    assert any("kept floating: lm_head, model.layers.0" in note for note in subject.notes)
+
+
 def test_weights_that_are_stored_by_input_are_rounded_too():
     subject = Subject.from_model(tiny_decoder("gpt2", num_hidden_layers=1), weights_dtype="int8")
     graphs, _ = lower_all(export(subject), ("standard",))
@@ -210,9 +225,14 @@ def test_what_cannot_be_rounded_is_refused(model, dtype, error, message):
 @pytest.mark.parametrize(("options", "message"), [
     ({"weights_dtype": "int4", "accuracy_level": 2}, "accuracy_level is 4 or 1; got 2"),
     ({"accuracy_level": 4}, "accuracy_level 4 is about products with integers; give weights_dtype"),
+    ({"weights_dtype": "int4", "keep": "layers.9"}, "keep 'layers.9': no weight that would be"),
+    ({"weights_dtype": "int4", "keep": "lm_head,head"}, "keep 'head': no weight that would be"),
+    ({"weights_dtype": "int4", "keep": "lm_head,"}, "keep '': no weight that would be rounded"),
+    ({"weights_dtype": "int4", "keep": "lm_head,layers"}, "there are no linear layers in float32"),
+    ({"keep": "lm_head"}, "keep 'lm_head': nothing is rounded; give weights_dtype"),
 ])  # fmt: skip
-def test_levels_that_are_unknown_or_of_no_integers_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
+def test_options_that_are_unknown_or_of_no_integers_are_refused(options, message):
+    with pytest.raises((UsageError, ExportError), match=message):
         Subject.from_model(tiny_decoder("llama"), **options)
 
 

@@ -25,7 +25,7 @@ from attn_export.cases.draw import (
     generator,
 )
 from attn_export.cases.plan import Plan
-from attn_export.errors import UsageError, first_few
+from attn_export.errors import UsageError, first_few, printable
 from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
@@ -108,7 +108,7 @@ def subject_of_model(
     model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
     cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
     max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
-    accuracy_level: int | None = None, is_captured: bool = True,
+    accuracy_level: int | None = None, keep: str = "", is_captured: bool = True,
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -124,6 +124,7 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
     `accuracy_level`: 1 if products with these, in the dialect ``ort``, multiply floats; 4 if their
         inputs are rounded to 8 bits, which is faster. None for 4.
+    `keep`: Names of modules whose weights stay floating, such as ``"lm_head,layers.0"``.
     `is_captured`: Whether a graph is made of it.
     """
     is_changed = adapter is not None
@@ -138,6 +139,8 @@ def subject_of_model(
     rounds, part = rounded_cache(kv_dtype), None
     if accuracy_level is not None:
         _check_level(accuracy_level, weights_dtype)
+    if keep and weights_dtype == "none":
+        raise UsageError(f"keep {printable(keep, 40)!r}: nothing is rounded; give weights_dtype")
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
     )
@@ -148,7 +151,8 @@ def subject_of_model(
     rounded = None
     if weights_dtype != "none":
         in_floats = accuracy_level == FLOAT32_PRODUCTS
-        rounded = QuantisedWeights(loaded, weights_dtype, rounds_inputs=not in_floats)
+        kept = [name for name in keep.split(",") if keep]
+        rounded = QuantisedWeights(loaded, weights_dtype, rounds_inputs=not in_floats, keep=kept)
     notes = *notes, *(rounded.notes if rounded else ())
 
     def make() -> Subject:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,15 @@ from attn_export.parts.whole_models.unit_weights import (
     is_by_unit,
     is_placeholder,
 )
-from attn_export.quality import Budget
-from attn_export.quantiser import BLOCK_LARGEST, QuantisedWeight
+from attn_export.parts.whole_models.weight_losses import Product, WeightLosses, round_in_blocks
+from attn_export.quality import Budget, Quality
+from attn_export.quantiser import QuantisedWeight
 from attn_export.results import Arrays, Case, Golden
 from attn_export.schema import Allowed
 from attn_export.temp_folders import in_file
 from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import math_backend
+from attn_export.truth.oracle import Oracle
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
@@ -74,10 +77,13 @@ class QuantisedWeights(QuantisedLinears):
         rounds_inputs: Whether products with them round their inputs to 8 bits.
     """
 
-    def __init__(self, model: Any, dtype: str, *, rounds_inputs: bool = False) -> None:
+    def __init__(
+        self, model: Any, dtype: str, *, rounds_inputs: bool = False, keep: Sequence[str] = ()
+    ) -> None:
         self.rounds_inputs = rounds_inputs
         self._changed, self.dtype = ChangedWeights(model) if is_by_unit(model) else None, dtype
-        super().__init__(model, dtype, by_input=(Conv1D,), head=model.get_output_embeddings())
+        head = model.get_output_embeddings()
+        super().__init__(model, dtype, by_input=(Conv1D,), head=head, keep=keep)
 
     def read(self, layer: nn.Module, name: str) -> Tensor:
         """Return a weight of the module, which may lie in the checkpoint."""
@@ -102,11 +108,14 @@ class QuantisedWeights(QuantisedLinears):
         self._changed.change(layer, name, rounded)
         return stored
 
-    def blocks(self) -> Iterator[tuple[nn.Module, int]]:
-        """Yield the layers that products with integers compute, and how many inputs they round."""
+    def products(self, model: nn.Module) -> Iterator[Product]:
+        """Yield the products with integers in the model, or in what holds it."""
+        paths = {id(module): path for path, module in model.named_modules()}
         for layer, _, weight, _ in self._places:
-            if weight.product_block:
-                yield layer, weight.product_block
+            block = (self.rounds_inputs and weight.product_block) or 0
+            inputs, outputs = weight.integers.shape
+            rows = functools.partial(_rows, weight)
+            yield Product(paths[id(layer)], rows, (outputs, inputs), block)
 
     @contextlib.contextmanager
     def as_before(self) -> Iterator[None]:
@@ -127,15 +136,14 @@ _LEVELS_APART = 2.0
 """The factor on the distance of the model whose products round their inputs, for graphs that do."""
 
 
+def _rows(weight: QuantisedWeight, outputs: slice) -> Tensor:
+    return torch.from_numpy(weight.by_output(outputs))
+
+
 def _round_input(block: int, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Round the input of a product to 8 bits in blocks, as kernels do, if this run does so."""
-    if not _ROUNDS_INPUTS.get():
-        return None
+    """Round the input of a product, if this run does so."""
     x, *others = given
-    blocks = x.unflatten(-1, (-1, block))
-    largest = blocks.abs().amax(-1, keepdim=True)
-    scale = torch.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
-    return ((blocks / scale).round() * scale).flatten(-2), *others
+    return (round_in_blocks(x, block), *others) if _ROUNDS_INPUTS.get() else None
 
 
 class _QuantisedModelOracle(ModelOracle):
@@ -149,10 +157,10 @@ class _QuantisedModelOracle(ModelOracle):
         self.exactly = [name for name in subject.outputs if name.startswith("present_")]
         self._weights = weights
         self._rounds_inputs = subject.rounds_inputs
-        paths = {id(module): path for path, module in subject.module.named_modules()}
-        for layer, block in weights.blocks() if weights and self._rounds_inputs else ():
-            own = self.precise.get_submodule(paths[id(layer)])
-            own.register_forward_pre_hook(functools.partial(_round_input, block))
+        for product in weights.products(subject.module) if weights else ():
+            if product.block:
+                own = self.precise.get_submodule(product.path)
+                own.register_forward_pre_hook(functools.partial(_round_input, product.block))
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, and the error allowed of graphs that round inputs."""
@@ -181,6 +189,42 @@ class _QuantisedModelOracle(ModelOracle):
         if call.rounds:
             options["settled"] = call.rounds.drawing
         return super().noisy_runs(case, eager, *args, **options)
+
+    def quality(
+        self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
+    ) -> tuple[Quality | None, Sequence[Golden]]:
+        """Return the distance from the model before rounding, and where it comes from."""
+        quality, goldens = super().quality(folder, goldens, budgets)
+        if quality is None or self._weights is None:
+            return quality, goldens
+        chosen = [goldens[number].case.inputs for number in self._measured_cases(goldens)]
+        with self._as_before():
+            losses, rounds = self.weight_losses(chosen[: 1 if self._is_large else None])
+            more = []
+            if rounds:
+                rounds.is_used = True
+                every = losses.outputs([losses.products], rounds_inputs=self._rounds_inputs)
+                more.append(losses.loss("with a float16 cache", every[0]))
+                rounds.is_used = False
+            return losses.split(quality, rounds_inputs=self._rounds_inputs, more=more), goldens
+
+    def weight_losses(self, cases: Sequence[Arrays]) -> tuple[WeightLosses, Any]:
+        """Return what measures the losses of weights, and what rounds caches, if anything does.
+
+        The model has its weights before rounding meanwhile.
+        """
+        assert self._weights is not None
+        of_float = self if is_by_unit(self.subject.module) else Oracle(self.subject)
+        copy: Any = of_float.precise
+
+        def call(inputs: Arrays) -> Arrays:
+            with math_backend(of_float.widening):
+                outputs = self.subject.call(copy, to_torch(widened_arrays(inputs)))
+            return to_numpy(outputs)
+
+        own: Any = self.subject.module
+        products = list(self._weights.products(own.model))
+        return WeightLosses(copy.model, call, products, cases), copy.rounds
 
     def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
         """Return the indices of the cases in which the distance is measured."""
