@@ -10,6 +10,9 @@ STANDARD, PORTABLE, ORT, CUDA = DIALECTS = ("standard", "portable", "ort", "cuda
 """The dialects of graphs: ai.onnx with `Attention`; opset 18 without it; ONNX Runtime's operators
 that are fastest on the CPU; and those that are fastest in half precision on CUDA."""
 
+EXACT_PHASE = "level1"
+"""The end of the phase of a graph whose products round no inputs, beside one whose products do."""
+
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 

@@ -18,9 +18,11 @@ from attn_export.system_info import check_installed
 class ModelKeywords(TypedDict, total=False):
     """How a whole model is built, beside what every build takes."""
 
+    accuracy_level: int | None
     adapter: Path | str | None
     all_logits: bool
     cache: str
+    keep: str
     kv_dtype: str
     layers: str
     max_len: int

@@ -60,6 +60,25 @@ class LogitDistance:
 
 
 @dataclasses.dataclass(frozen=True)
+class Loss:
+    """Distance of the first output from the float model, if a part alone is rounded.
+
+    Attributes:
+        part: What is rounded: ``"weights alone"``, or the name of a layer or of a projection.
+        sqnr: As in `Distance`; infinite if it changes nothing.
+        top1: As in `LogitDistance`.
+    """
+
+    part: str
+    sqnr: float
+    top1: float
+
+    def share_of(self, other: Loss) -> float:
+        """Return its power over that of another loss."""
+        return 10 ** ((other.sqnr - self.sqnr) / 10)
+
+
+@dataclasses.dataclass(frozen=True)
 class Budget:
     """A limit on the distance of every output, such as ``sqnr>=30``."""
 
@@ -96,12 +115,18 @@ class Quality:
         of_logits: The distance of the first output as logits, if a budget limits it; or that of
             each output of a runtime that holds logits.
         sentences: Those of `missed`, if these are the distances of several models.
+        causes: The losses by what is rounded, each with what those before it round.
+        layers: The loss of each layer alone, the largest first.
+        projections: Those of the projections in the first of these.
     """
 
     outputs: tuple[Distance, ...]
     budgets: tuple[Budget, ...]
     of_logits: tuple[LogitDistance, ...] = ()
     sentences: tuple[str, ...] | None = None
+    causes: tuple[Loss, ...] = ()
+    layers: tuple[Loss, ...] = ()
+    projections: tuple[Loss, ...] = ()
 
     @classmethod
     def joined(cls, qualities: Mapping[str, Quality]) -> Quality | None:
@@ -117,6 +142,28 @@ class Quality:
                 for x in q.of_logits
             ),
             sentences=tuple(model + sentence for model, q in of_all for sentence in q.missed),
+            **{
+                name: tuple(
+                    dataclasses.replace(x, part=model + x.part) for model, q in of_all
+                    for x in getattr(q, name)
+                )
+                for name in ("causes", "layers", "projections")
+            },
+        )  # fmt: skip
+
+    def beside(self, other: Quality | None) -> Quality:
+        """Return these distances and others, which the same budgets limit."""
+        if other is None:
+            return self
+        whole = [
+            Loss(f"whole, {distance.part}", distance.sqnr, logits.top1)
+            for distance in other.outputs
+            for logits in other.of_logits
+            if distance.part == logits.part and self.causes
+        ]
+        return dataclasses.replace(
+            self, outputs=(*self.outputs, *other.outputs), causes=(*self.causes, *whole),
+            of_logits=(*self.of_logits, *other.of_logits),
         )  # fmt: skip
 
     @property

@@ -31,6 +31,13 @@ ORDER = "_order"
 FLOAT32_PRODUCTS, INTEGER_PRODUCTS = 1, 4
 """The accuracy levels of MatMulNBits: inputs in float32, and inputs rounded to 8-bit integers."""
 
+_BLOCKS = (256, 128, 64, 32, 16)
+"""Block sizes of MatMulNBits. Scales of other blocks are repeated for the largest that fits."""
+
+_MOST_OF_BYTES = 32
+"""The largest block of weights of 8 bits that have one scale for all inputs. Kernels may round as
+many inputs together, the fewer the better, and are no faster with larger blocks."""
+
 _PIECE = 2**24
 """The number of elements of a weight that are rounded, or dequantised, together."""
 
@@ -85,6 +92,12 @@ class QuantisedWeight:
         """The number of input channels that share a scale."""
         return len(self.integers) // len(self.scales)
 
+    @property
+    def product_block(self) -> int | None:
+        """The block of `product_block`."""
+        bits = 8 if self.dtype.endswith("8") else 4
+        return product_block(len(self.integers), self.block if self.is_blocked else 0, bits)
+
     def dequantised(self, dtype: type = np.float32) -> Array:
         """Return the dequantised weights, `[in, out]`, in the order of the input channels.
 
@@ -136,6 +149,18 @@ def quantise(weight: Array, dtype: str, block_size: int) -> QuantisedWeight:
         rounded = np.rint(blocks / scales[:, None, outputs])
         integers[:, outputs] = np.clip(rounded, low, high).reshape(len(weight), -1)
     return QuantisedWeight(dtype, integers, scales, None, bool(block_size))
+
+
+def product_block(inputs: int, shared: int, bits: int) -> int | None:
+    """Return the block of a weight in MatMulNBits, whose inputs may be rounded together.
+
+    `shared`: The number of inputs that share a scale; 0 for all.
+
+    Returns:
+        None if the operator has no block that fits.
+    """
+    most = _MOST_OF_BYTES if bits == 8 and not shared else _BLOCKS[0]
+    return next((b for b in _BLOCKS if b <= most and (shared or inputs) % b == 0), None)
 
 
 def _in_blocks(array: Array, block: int) -> Array:

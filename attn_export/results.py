@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
 from attn_export.quality import Budget, Quality
-from attn_export.schema import Allowed, Text
+from attn_export.schema import Allowed, GraphFile, Text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,6 +143,9 @@ class Golden:
         determined: The rows of `ignored_rows` that are compared nonetheless, by output: their
             numbers, counted through all axes but the last.
         budgets: The limits that alone judge the sizes of errors, over all cases; () for the rule.
+        rounded: The error allowed of graphs that round inputs of products to 8 bits, by output.
+        floats: The outputs of the model before its weights were rounded, if it is measured here.
+        rounds_inputs: Whether `allowed` is `rounded`, which has no limit.
     """
 
     case: Case
@@ -153,6 +156,16 @@ class Golden:
     tied: Arrays = dataclasses.field(default_factory=dict)
     determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
+    rounded: Mapping[str, Allowed | None] = dataclasses.field(default_factory=dict)
+    floats: Arrays = dataclasses.field(default_factory=dict)
+    rounds_inputs: bool = False
+
+    def of_graph(self, file: GraphFile) -> Golden:
+        """Return the case as it judges a graph."""
+        if not file.exact or self.rounds_inputs:
+            return self
+        allowed = self.rounded or dict.fromkeys(self.allowed)
+        return dataclasses.replace(self, allowed=allowed, rounds_inputs=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +199,15 @@ class TensorNames:
         """Rename the inputs and outputs of a golden vector to the graph's names."""
         renamed: dict[str, Any] = {
             field: {self.outputs[name]: of for name, of in getattr(golden, field).items()}
-            for field in ("expected", "eager", "allowed", "unusable", "tied", "determined")
+            for field in (
+                "expected",
+                "eager",
+                "allowed",
+                "unusable",
+                "tied",
+                "determined",
+                "rounded",
+            )
         }
         return dataclasses.replace(golden, case=self.case(golden.case), **renamed)
 

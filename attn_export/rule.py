@@ -111,11 +111,14 @@ def judge_array(
     allowed: Measures | None,
     unusable: str | None = None,
     ignored_rows: Sequence[int] = (),
+    *,
+    has_limit: bool = True,
 ) -> Judgement:
     """Compare an output with its truth.
 
     `got`: An output, of any shape.
     `truth`: The truth, of the type and shape that the output must have.
+    `has_limit`: Whether an allowed error may be too large for the case to be evidence.
 
     Returns:
         The judgement, with the reason where the output did not pass.
@@ -128,13 +131,14 @@ def judge_array(
         return Judgement("unusable", unusable)
     got = fill_ignored_rows(got, truth, ignored_rows)
     if truth.dtype.kind == "f" or truth.dtype.name == "bfloat16":
-        return _judge_floats(got.astype(np.float64), truth.astype(np.float64), allowed, truth.dtype)
+        limited = truth.dtype if has_limit else None
+        return _judge_floats(got.astype(np.float64), truth.astype(np.float64), allowed, limited)
     wrong = got != truth
     return Judgement("failed", describe_wrong(wrong, got, truth)) if wrong.any() else PASSED
 
 
 def _judge_floats(
-    r: np.ndarray, t: np.ndarray, allowed: Measures | None, dtype: np.dtype
+    r: np.ndarray, t: np.ndarray, allowed: Measures | None, limited: np.dtype | None
 ) -> Judgement:
     for problem, wrong in wrong_kinds(r, t):
         if wrong.any():
@@ -142,7 +146,7 @@ def _judge_floats(
             return Judgement("failed", f"{problem}; {describe_wrong(wrong, r, t)}", worst=worst)
     if allowed is None:
         return Judgement("failed", "the golden vectors do not say what error is allowed")
-    beyond = beyond_limit(allowed.whole, allowed.row, dtype)
+    beyond = beyond_limit(allowed.whole, allowed.row, limited) if limited is not None else ""
     if beyond:
         return Judgement("unusable", beyond)
     if not t.size:

@@ -83,6 +83,8 @@ class GraphFile(Struct, frozen=True, forbid_unknown_fields=True):
         bound: Outputs that may share the buffer of an input: ``{"present_key": "past_key"}``.
         features: The features that a runtime must support; see `graph.requirements.features`.
         dtypes: Integer inputs with another dtype than in the cases: ``{"past_length": "int32"}``.
+        exact: The graph that computes the same without rounding inputs of products to 8 bits, as
+            this one does; "" if it does not.
     """
 
     name: str = ""
@@ -92,6 +94,7 @@ class GraphFile(Struct, frozen=True, forbid_unknown_fields=True):
     bound: dict[Name, Name] = {}
     features: tuple[Name, ...] = ()
     dtypes: dict[Name, Literal["int32"]] = {}
+    exact: Text = ""
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the graph accepts these sizes of the dynamic axes."""
@@ -153,6 +156,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             if name not in self.files:
                 raise ValueError(f"the graph {name} is not among its files")
             self._check_ends(name, graph)
+            self._check_exact(name, graph)
             if not axes.issuperset(graph.fixed):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
         planned = [self.roles.get(axis, axis) for axis in axes]
@@ -179,6 +183,20 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def ends(self) -> dict[str, TensorSignature]:
         """The inputs and outputs by name."""
         return {**self.inputs, **self.outputs}
+
+    @property
+    def shipped(self) -> list[GraphEntry]:
+        """The graphs that programs run: all but those by which others are judged."""
+        exact = {graph.exact for graph in self.graphs.values()}
+        return [graph for name, graph in self.graphs.items() if name not in exact]
+
+    def _check_exact(self, name: str, graph: GraphEntry) -> None:
+        other = self.graphs.get(graph.exact)
+        alike = ("dialect", "fixed", "layouts", "bound", "dtypes")
+        if graph.exact and not (
+            other and not other.exact and all(getattr(graph, x) == getattr(other, x) for x in alike)
+        ):
+            raise ValueError(f"{name} is judged by {graph.exact}, which is no graph like it")
 
     def _check_ends(self, name: str, graph: GraphEntry) -> None:
         """Check the inputs and outputs in the entry of a graph; see `__post_init__`."""
@@ -214,6 +232,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     Attributes:
         shapes: The shape of each output of which the rows in `determined` alone are stored.
+        rounded: The error allowed of graphs that round inputs of products to 8 bits.
     """
 
     name: Name
@@ -227,6 +246,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     unusable: dict[Name, _Reason]
     determined: dict[Name, tuple[Count, ...]] = {}
     shapes: dict[Name, Annotated[list[Count], Meta(min_length=2, max_length=8)]] = {}
+    rounded: dict[Name, Allowed | None] = {}
 
 
 class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -244,6 +264,7 @@ class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
                 raise ValueError(f"two cases have one {field}")
         for case in self.cases:
             missing = set(self.outputs) - set(case.allowed)
+            missing |= set(self.outputs) - set(case.rounded or self.outputs)
             if missing:
                 raise ValueError(
                     f"{case.name} does not say what error of {min(missing)} is allowed"

@@ -36,6 +36,7 @@ def environment() -> dict[str, Any]:
         "versions": versions(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
         "cores": os.cpu_count(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

@@ -155,6 +155,7 @@ def _entry(number: int, golden: Golden) -> CaseEntry:
     return CaseEntry(
         case.name, case.kind, case.about, case.contents, case.ignored_rows, dict(case.sizes),
         data_set(number), dict(golden.allowed), dict(golden.unusable), dict(golden.determined),
+        rounded=dict(golden.rounded),
     )  # fmt: skip
 
 
@@ -180,7 +181,10 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
         per_element = math.prod(expected[name].shape[1:-1])
         if any(row // per_element not in ignored for row in rows):
             raise ValueError(f"{case.name} compares rows of {name} that it does not ignore")
-    return Golden(case, expected, eager, entry.allowed, entry.unusable, determined=entry.determined)
+    return Golden(
+        case, expected, eager, entry.allowed, entry.unusable, determined=entry.determined,
+        rounded=entry.rounded,
+    )  # fmt: skip
 
 
 def _whole(stored: np.ndarray, name: str, entry: CaseEntry) -> np.ndarray:

@@ -6,6 +6,7 @@ unquantised model, rounded to the output's type; it lies next to `output_I.pb`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -142,14 +143,8 @@ def measure_outputs(
     Returns:
         The distances, and the latter outputs in the types of the former.
     """
-    from attn_export.tensorfile import is_floating
-
     stored = [_as_stored(f, golden.expected) for f, golden in zip(floats, goldens, strict=True)]
-    pairs = {
-        name: [(f[name], g.expected[name]) for f, g in zip(stored, goldens, strict=True)]
-        for name, array in goldens[0].expected.items()
-        if is_floating(array.dtype)
-    }
+    pairs = _pairs_of(with_floats(goldens, dict(enumerate(stored))))
     logits = logit_distance(pairs, budgets)
     return Quality(output_distances(pairs), tuple(budgets), logits), stored
 
@@ -180,6 +175,14 @@ def write_quality(
     (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def with_floats(goldens: Sequence[Golden], floats: Mapping[int, Arrays]) -> list[Golden]:
+    """Return golden vectors with the outputs of the unquantised model, by the index of the case."""
+    return [
+        dataclasses.replace(golden, floats=floats.get(number, {}))
+        for number, golden in enumerate(goldens)
+    ]
+
+
 def claim_notes(quality: Quality | None, budgets: Sequence[Budget], spec: str) -> tuple[str, ...]:
     """Return a note on what nothing but the bundle itself says of a quantised layer."""
     if quality is None and quantised_parts(spec):
@@ -208,14 +211,15 @@ def measured_folders(folder: Path) -> list[str]:
 
 def read_quality(
     folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget], spec: str = ""
-) -> Quality | None:
+) -> tuple[Quality | None, Sequence[Golden]]:
     """Return the distances of the stored truths from the stored outputs of the unquantised model.
 
     `spec`: The text of the bundle's spec, by which the distances are part of the evidence; "" if
     the bundle has none.
 
     Returns:
-        The distances; None if the bundle is not quantised or its float model is unknown.
+        The distances, None if the bundle is not quantised or its float model is unknown; and the
+        golden vectors with the outputs of that.
     """
     quantised = quantised_parts(spec)
     if not (folder / QUALITY).is_file():
@@ -224,12 +228,13 @@ def read_quality(
                 f"the golden vectors are no evidence: {folder / QUALITY} is missing, by which a "
                 "quantised layer is compared with the float one; build the bundle again"
             )
-        return None
+        return None, goldens
     try:
         content = checked(parse_json(read_text(folder / QUALITY)), QualityFile)
         if not content.cases and "kv_dtype" in quantised:
             raise ValueError("it names no case")  # only float weights may be unknown
-        pairs = _read_pairs(folder, content.cases, goldens)
+        goldens = with_floats(goldens, _read_floats(folder, content.cases, goldens))
+        pairs = _pairs_of([golden for golden in goldens if golden.floats])
         limits = tuple(budgets) or tuple(map(Budget.parse, content.budgets))
         outputs = output_distances(pairs)
         if pairs and not any(distance.part == next(iter(pairs)) for distance in outputs):
@@ -237,26 +242,36 @@ def read_quality(
     except (OSError, ValueError, KeyError, UsageError) as error:
         raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
     if not pairs:
-        return None
-    return Quality(outputs, limits, logit_distance(pairs, limits))
+        return None, goldens
+    return Quality(outputs, limits, logit_distance(pairs, limits)), goldens
 
 
-def _read_pairs(
+def _read_floats(
     folder: Path, numbers: Sequence[int], goldens: Sequence[Golden]
-) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
-    """Return the floating outputs of the unquantised and of the quantised model, by name."""
-    from attn_export.tensorfile import is_floating, read_tensors
+) -> dict[int, Arrays]:
+    """Return the outputs of the unquantised model, by the index of the case."""
+    from attn_export.tensorfile import read_tensors
 
-    pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    by_folder = dict(zip((case.folder for case in read_index(folder).cases), goldens, strict=True))
+    floats = dict[int, Arrays]()
+    indices = {case.folder: at for at, case in enumerate(read_index(folder).cases)}
     for number in numbers:
-        if data_set(number) not in by_folder:
+        if data_set(number) not in indices:
             raise ValueError(f"there is no case {number}")
-        expected = by_folder[data_set(number)].expected
-        floats = read_tensors(folder / data_set(number), FLOAT, list(expected))
+        expected = goldens[indices[data_set(number)]].expected
+        found = read_tensors(folder / data_set(number), FLOAT, list(expected))
         for name, q in expected.items():
-            if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):
+            if (found[name].shape, found[name].dtype) != (q.shape, q.dtype):
                 raise ValueError(f"case {number} has two shapes or types of {name}")
-            if is_floating(q.dtype):
-                pairs.setdefault(name, []).append((floats[name], q))
-    return pairs
+        floats[indices[data_set(number)]] = found
+    return floats
+
+
+def _pairs_of(goldens: Sequence[Golden]) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the floating outputs of the unquantised and of the quantised model, by name."""
+    from attn_export.tensorfile import is_floating
+
+    return {
+        name: [(golden.floats[name], golden.expected[name]) for golden in goldens]
+        for name, q in (goldens[0].expected if goldens else {}).items()
+        if is_floating(q.dtype)
+    }

@@ -223,7 +223,9 @@ def _judge(
     of_graph = *subject.notes, *exported.notes
 
     pool.run.progress.phase("checking the graphs")
-    graphs, left_out = bundle_graphs.lower_all(exported, dialects)
+    graphs, left_out = bundle_graphs.lower_all(
+        exported, dialects, rounds_inputs=subject.rounds_inputs
+    )
     bundle_graphs.save_checked(graphs, subject.expected(), folder)
     if subject.maps_weights:
         from attn_export.export.mapped_weights import map_weights

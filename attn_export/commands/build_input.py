@@ -77,6 +77,16 @@ INPUT = (
         help="With --module: mean-pool the key/value heads of an nn.MultiheadAttention to so many.",
     ),
     option(
+        "--accuracy-level", type=int, metavar="4|1",
+        help="With --model and --weights-dtype: whether products in the ort dialect round their "
+        "inputs to 8 bits (4) or not (1).  [default: 4]",
+    ),
+    option(
+        "--keep", metavar="NAME,…",
+        help="With --model and --weights-dtype: modules whose weights stay floating, as "
+        "lm_head,layers.0.",
+    ),
+    option(
         "--kv-dtype", metavar="float16",
         help="With --model: the type of a decoder's caches.  [default: that of the model]",
     ),
@@ -88,7 +98,7 @@ INPUT = (
 GROUPS = {
     "Input": (
         "spec_file", "variant", "module", "model", "adapter", "all_logits", "layers", "max_len",
-        "text_only", "pool_kv_heads", "kv_dtype", "seed", "fields",
+        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "keep", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": (
@@ -115,7 +125,9 @@ SHORT = (
 _OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
-_ONLY_OF_MODELS = ("adapter", "all_logits", "kv_dtype", "layers", "max_len", "text_only")
+_ONLY_OF_MODELS = (
+    "accuracy_level", "adapter", "all_logits", "keep", "kv_dtype", "layers", "max_len", "text_only",
+)  # fmt: skip
 """The options that only --model takes."""
 
 Buildable: TypeAlias = "Subject | AttentionSpec | Callable[[], Subject]"

@@ -12,6 +12,7 @@ from attn_export.dialect_names import (
     DIALECTS,
     LINEAR_OPSET,
     MODEL,
+    ORT,
     ORT_NEEDED,
     ORT_OF_LINEAR,
     PORTABLE,
@@ -45,8 +46,13 @@ def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
     return [GraphFile(graph_name(first), first)]
 
 
-def lower_all(exported: IrGraph, dialects: Sequence[str]) -> tuple[list[IrGraph], tuple[str, ...]]:
+def lower_all(
+    exported: IrGraph, dialects: Sequence[str], *, rounds_inputs: bool = False
+) -> tuple[list[IrGraph], tuple[str, ...]]:
     """Lower the canonical graph to dialects.
+
+    `rounds_inputs`: Whether products with integers round their inputs in the dialect ``ort``. Then
+        graphs that do not are there, too, after those that do.
 
     Returns:
         The graphs, and notes on the dialects that do not fit.
@@ -60,7 +66,7 @@ def lower_all(exported: IrGraph, dialects: Sequence[str]) -> tuple[list[IrGraph]
         if dialect == CUDA and dialect not in dialects and not in_place:
             continue  # it is for caches that are written in place
         try:
-            graphs += _lowered(exported, dialect)
+            graphs += _lowered(exported, dialect, rounds_inputs=rounds_inputs)
         except (ExportError, GraphError) as error:
             if dialect in dialects:
                 raise
@@ -97,17 +103,23 @@ def cache_notes(model: ir.Model) -> Iterator[str]:
             )
 
 
-def _lowered(exported: IrGraph, dialect: str) -> Iterable[IrGraph]:
+def _lowered(exported: IrGraph, dialect: str, *, rounds_inputs: bool = False) -> Iterable[IrGraph]:
     """Return the graphs of a dialect. Those of `CUDA` compute in bfloat16 if the subject has it."""
     from attn_export.graph.lower import NotInHalfError, lower
 
     try:
-        graphs = lower(exported.model, dialect)
+        graphs = lower(exported.model, dialect, packs_bytes=rounds_inputs)
     except NotInHalfError:
         if exported.in_bfloat16 is None:
             raise
         graphs = lower(exported.in_bfloat16(), dialect)
-    return [dataclasses.replace(graph, origins=exported.origins) for graph in graphs.values()]
+    made = [dataclasses.replace(graph, origins=exported.origins) for graph in graphs.values()]
+    if dialect != ORT or not rounds_inputs:
+        return made
+    from attn_export.graph.accuracy_level import with_rounded_inputs
+
+    both = [each for graph in made for each in with_rounded_inputs(graph)]
+    return sorted(both, key=lambda graph: not graph.file.exact)
 
 
 def bfloat16_notes(graphs: Sequence[IrGraph]) -> tuple[str, ...]:
@@ -204,7 +216,11 @@ def _graph_entry(graph: IrGraph, expected: Expected) -> dict[str, Any]:
         str(node.name): _origin_of(str(node.name), graph.origins) for node in graph.model.graph
     }
     return {
-        **{name: getattr(file, name) for name in GraphFile.__struct_fields__ if name != "name"},
+        **{
+            name: getattr(file, name)
+            for name in GraphFile.__struct_fields__
+            if name not in ("name", *([] if file.exact else ["exact"]))
+        },
         "needs": needs,
         "attentions": expected_here.attentions,
         "ours": expected_here.ours,

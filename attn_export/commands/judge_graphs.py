@@ -13,6 +13,7 @@ from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError, one_line
 from attn_export.results import BASE, Case, Golden, RuntimeRun, TensorNames, Verdict
 from attn_export.runtimes.pool import Pool
+from attn_export.system_info import processor
 
 if TYPE_CHECKING:
     from attn_export.interface import Shape
@@ -76,30 +77,38 @@ def judge_graphs(
         has_narrow_dtypes=reference.has_narrow_dtypes, names=names,
     )  # fmt: skip
     told = oracle.notes(base)
-    distance = oracle.quality(folder / GOLDEN, goldens, budgets) if budgets else None
-    judged = judge_goldens(pool, goldens, axes, interface.roles.axis(BATCH))
+    distance, goldens = None, list[Golden](goldens)
+    if budgets:
+        distance, measured = oracle.quality(folder / GOLDEN, goldens, budgets)
+        goldens = list(measured)
+    judged = judge_goldens(pool, goldens, axes, interface.roles.axis(BATCH), distance)
     return dataclasses.replace(
-        judged, quality=distance or judged.quality, planned=plan.cases,
+        judged, planned=plan.cases,
         notes=(*left_out, *told, *plan.notes, *notes, *judged.notes),
     )  # fmt: skip
 
 
 def judge_goldens(
-    pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape], batch: str
-) -> Judged:
+    pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape], batch: str,
+    distance: Quality | None = None,
+) -> Judged:  # fmt: skip
     """Judge what runtimes make of cases that they were given, as outputs arrive.
 
     `axes`: The shape of each output, by name; dynamic axes by name.
     `batch`: The name of the batch axis.
+    `distance`: That of the truth from a float model, if there is one.
     """
     from attn_export.judge.gate import cpu_notes
     from attn_export.judge.judge import undetermined_note
     from attn_export.judge.replay import buffers_note, judge_pool
 
-    runs, verdicts, quality = judge_pool(pool, goldens, axes)
+    budgets = distance.budgets if distance else ()
+    runs, verdicts, quality = judge_pool(pool, goldens, axes, budgets)
+    quality = distance.beside(quality) if distance else quality
     notes = (
         tried_note([golden.case for golden in goldens], batch), *buffers_note(pool.files),
         *undetermined_note(goldens), *cpu_notes(verdicts, goldens), *_slices_notes(runs),
+        *_levels_notes(pool),
     )  # fmt: skip
     return Judged(goldens, runs, verdicts, quality, notes)
 
@@ -111,6 +120,17 @@ def _slices_notes(runs: Sequence[RuntimeRun]) -> list[str]:
         "in memory: what it fuses across them was not seen; --whole runs it whole"
         for ran in runs
         if "slices" in ran.facts
+    ]
+
+
+def _levels_notes(pool: Pool) -> list[str]:
+    """Return a note on each graph that rounds inputs of products."""
+    return [
+        f"{file.name} rounds inputs of products to 8 bits (accuracy_level 4), as {processor()} "
+        f"does: judged by twice the distance of the model with such inputs, and by the budget; "
+        f"{file.exact}, the same without rounding, by the usual rule"
+        for file in pool.files
+        if file.exact
     ]
 
 

@@ -241,13 +241,14 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     spec = spec_text(folder, manifest)
     if replacement is None:
         _check_claims(folder, manifest, spec, pool)
-    judged = judge_goldens(pool, evidence.goldens, axes, manifest.batch)
+    judged = judge_goldens(pool, evidence.goldens, axes, manifest.batch, evidence.quality)
     quality, notes = judged.quality, (*judged.notes, *evidence.notes)
+    claims = claim_notes(quality, pool.run.budgets, "") if not evidence.quality else ()
     report = Report(
         manifest.name, (*evidence.runs, *judged.runs), (*evidence.verdicts, *judged.verdicts),
-        facts, (*notes, *(claim_notes(quality, pool.run.budgets, "") if quality else ())),
+        facts, (*notes, *claims),
         dimensions=dimensions(manifest.ends, spec),
-        error=evidence.error, quality=quality or evidence.quality, signature=signature,
+        error=evidence.error, quality=quality, signature=signature,
     )  # fmt: skip
     if not report.passed:
         read_bundle(folder)  # files may have gone after they were checked
@@ -325,7 +326,8 @@ def _stored_evidence(
 
     spec, ours = spec_text(folder, manifest), SPEC in manifest.files
     stored = with_inputs(read_golden(folder / GOLDEN), cases, inputs)
-    quality = read_quality(folder / GOLDEN, stored, budgets, spec)
+    quality, goldens = read_quality(folder / GOLDEN, stored, budgets, spec)
+    stored = [*goldens]
     if ours and stored[0].budgets:
         raise BundleError(
             f"the golden vectors are no evidence: {folder / GOLDEN} has a budget in place of the "

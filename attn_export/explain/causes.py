@@ -232,7 +232,7 @@ def _explained_share(match: Match) -> str:
 def quality_sentences(folder: Path, runs: Mapping[str, GraphRun]) -> tuple[str, ...]:
     """Return sentences on the distance from the float model; none if the bundle has no figures."""
     goldens = read_golden(folder / GOLDEN)
-    quality = read_quality(folder / GOLDEN, goldens, ())
+    quality, _ = read_quality(folder / GOLDEN, goldens, ())
     if quality is None or not quality.outputs:
         return ()
     return tuple(_quality_sentences(quality, runs))

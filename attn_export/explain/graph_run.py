@@ -69,7 +69,11 @@ class GraphRunner:
 
     def trial(self, cases: Iterable[GoldenCase], options: Options | None = None) -> GraphRun:
         """Return the judged result of running the cases that the graph accepts."""
-        accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
+        accepted = [
+            dataclasses.replace(case, golden=case.golden.of_graph(self.graph_file))
+            for case in cases
+            if self.graph_file.takes(case.sizes)
+        ]
         ran = self.run({case.name: case.inputs for case in accepted}, options)
         ran = _with_failed_separate(ran, accepted)
         failed = [case for case in accepted if not passes(case.golden, ran.outputs.get(case.name))]

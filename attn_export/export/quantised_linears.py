@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,14 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from attn_export.errors import ExportError, UsageError, WeightsError, counted, first_few
+from attn_export.errors import (
+    ExportError,
+    UsageError,
+    WeightsError,
+    counted,
+    first_few,
+    printable,
+)
 from attn_export.export.mapped_weights import PARTS
 from attn_export.export.module_state import copy_module
 from attn_export.graph.ir_helpers import nodes_of, optional_input, set_type
@@ -143,11 +150,12 @@ class QuantisedLinears(IntegerLinears):
 
     def __init__(
         self, module: nn.Module, dtype: str, *, by_input: tuple[type[nn.Module], ...] = (),
-        head: nn.Module | None = None,
+        head: nn.Module | None = None, keep: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Round the weights.
 
         `by_input`: Further linear layers, whose weight is `[in, out]`.
+        `keep`: Names of modules, or ends or other parts of them, whose weights stay floating.
         """
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
@@ -155,13 +163,25 @@ class QuantisedLinears(IntegerLinears):
         self.rounded: list[str] = []
         self._floats: list[tuple[nn.Module, str, Tensor]] = []
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
-        for path, layer in module.named_modules():
-            for name in _names_of(layer, by_input):
-                weight = layer.get_parameter(name)
-                is_own = layer is head or places[id(weight)] == 1
-                if weight.dtype == torch.float32 and is_own:
-                    by_output = not isinstance(layer, by_input)
-                    self._round(path, layer, name, dtype, by_output=by_output)
+        fitting = [
+            (path, layer, name)
+            for path, layer in module.named_modules()
+            for name in _names_of(layer, by_input)
+            if layer.get_parameter(name).dtype == torch.float32
+            and (layer is head or places[id(layer.get_parameter(name))] == 1)
+        ]
+        kept = {part: [path for path, *_ in fitting if _is_in(part, path)] for part in keep}
+        for part, paths in kept.items():
+            if not paths:
+                raise UsageError(
+                    f"keep {printable(part, 40)!r}: no weight that would be rounded is of this "
+                    f"name; they are {first_few([path for path, *_ in fitting])}"
+                )
+        floating = {path for paths in kept.values() for path in paths}
+        for path, layer, name in fitting:
+            if path not in floating:
+                by_output = not isinstance(layer, by_input)
+                self._round(path, layer, name, dtype, by_output=by_output)
         if not self.rounded:
             raise ExportError(
                 "there are no linear layers in float32 to quantise; leave out --weights-dtype"
@@ -173,6 +193,7 @@ class QuantisedLinears(IntegerLinears):
         self.notes = (
             f"{counted(len(self.rounded), 'weight')}, {share:.0%} of all numbers, are "
             f"{dtype} {block}; embeddings, norms and biases stay floating",
+            *([f"kept floating: {first_few(sorted(floating))}"] if floating else []),
         )
 
     def _round(
@@ -219,6 +240,11 @@ class QuantisedLinears(IntegerLinears):
         finally:
             for (parameter, _), data in zip(parameters, rounded, strict=True):
                 parameter.data = data
+
+
+def _is_in(part: str, path: str) -> bool:
+    """Return whether a part of a path, of whole words, is that of a module or of what holds it."""
+    return f".{part}." in f".{path}."
 
 
 def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[str]:

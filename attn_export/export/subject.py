@@ -118,6 +118,7 @@ class Subject:
     unread: UnreadWeights | None = None  # those that the module holds only while they are needed
     stored_dtype: str = ""  # the narrower type of unread weights in the graph
     encoder: Subject | None = None
+    rounds_inputs: bool = False  # whether products with integers do, in graphs of the dialect `ort`
     linears: QuantisedLinears | None = None  # if their weights are integers
     budget: Budget | None = None  # the limit of the distance from the float model, if there is one
     in_float32: Callable[[], Subject] | None = None  # the same, with its weights widened

@@ -25,6 +25,7 @@ class Expected:
         outputs: The shape of every output, by name.
         attentions: The required number of `Attention` nodes; None if unknown.
         ours: Whether the graph is of attn-export's own module, whose operators are all known.
+        exact: As in `GraphFile`.
     """
 
     inputs: Mapping[str, Shape]
@@ -32,6 +33,7 @@ class Expected:
     dialect: str = STANDARD
     attentions: int | None = None
     ours: bool = False
+    exact: str = ""
 
 
 def expected_of(file: GraphFile, standard: Expected) -> Expected:
@@ -49,6 +51,7 @@ def expected_of(file: GraphFile, standard: Expected) -> Expected:
         inputs=lay_out(standard.inputs),
         outputs=lay_out(standard.outputs),
         dialect=file.dialect,
+        exact=file.exact,
         attentions=standard.attentions if file.dialect == STANDARD else None,
     )
 

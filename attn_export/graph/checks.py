@@ -106,6 +106,18 @@ def opset_version(graph: CheckedGraph) -> Iterator[str]:
         yield f"opset {opset}, the {dialect} dialect has {_OPSETS[dialect]}; export it again"
 
 
+@standard_rule
+def accuracy_level(graph: CheckedGraph) -> Iterator[str]:
+    """Check that a graph that rounds inputs of products is otherwise the one that does not."""
+    if graph.expected is None or not graph.expected.exact:
+        return
+    from attn_export.graph.accuracy_level import other_difference  # few graphs need it
+
+    problem = other_difference(graph.proto, graph.path.with_name(graph.expected.exact))
+    if problem:
+        yield f"{problem}; build it again"
+
+
 @project_rule
 def ir_version(graph: CheckedGraph) -> Iterator[str]:
     """Check that the IR version is not newer than the opset needs."""

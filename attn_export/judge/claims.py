@@ -67,6 +67,15 @@ def _wrong(
         and len({manifest.inputs[n].dtype for n in _TOKENS & manifest.inputs.keys()}) > 1
     ):
         yield "a cache has another type than the tokens, and the spec says that it has not"
+    for name, entry in manifest.graphs.items():
+        if entry.exact:
+            problem = limited(
+                "attn_export.graph.accuracy_level:difference_of_files", str(folder),
+                pool.run.limits if pool else None,
+                path=str(folder / name), exact=str(folder / entry.exact),
+            )  # fmt: skip
+            if problem:
+                yield f"of {name}, {problem}"
     if pool is not None:
         yield from _wrongly_left_out(folder, manifest, pool)
 

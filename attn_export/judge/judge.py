@@ -75,7 +75,7 @@ def _judge_output(
         limits = for_narrow_products(limits, eager, truth)
     if golden.budgets:
         limits = largest_allowed(truth.dtype) if floating else None
-    found = judge_array(got, truth, limits, unusable)
+    found = judge_array(got, truth, limits, unusable, has_limit=not golden.rounds_inputs)
     if golden.budgets and found.errors is not None and allowed and math.isinf(allowed.whole):
         found = Judgement("passed", "", found.errors)
     errors = dataclasses.asdict(found.errors) if found.errors else {}

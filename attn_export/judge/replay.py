@@ -20,7 +20,7 @@ from attn_export.measures import (
     worst_index,
     wrong_kinds,
 )
-from attn_export.quality import Quality
+from attn_export.quality import Budget, Quality
 from attn_export.results import Arrays, Detail, Golden, RuntimeRun, Verdict
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
@@ -193,20 +193,21 @@ def _rounded(value: float) -> float | None:
 
 
 def judge_pool(
-    pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape]
+    pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape], budgets: Sequence[Budget] = ()
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...], Quality | None]:
     """Wait for the runtimes, and compare the outputs of each case with its truth.
 
     `axes`: The shape of each output, by name; dynamic axes by name.
+    `budgets`: The limits of the distance from the float model, for graphs that round inputs.
 
     Returns:
         The runs, the verdicts on all outputs, and the distances that budgets limit, if any.
     """
     runs, distances = pool.absent(), None
-    if goldens[0].budgets:
+    if goldens[0].budgets or any(file.exact for file in pool.files):
         from attn_export.judge.runtime_distances import RuntimeDistances
 
-        distances = RuntimeDistances(pool.run.budgets or goldens[0].budgets)
+        distances = RuntimeDistances(pool.run.budgets or goldens[0].budgets or budgets)
     verdicts: list[Verdict] = []
     by_name = {golden.case.name: golden for golden in goldens}
     assert len(by_name) == len(goldens), "two cases of one name"
@@ -273,10 +274,10 @@ def _judge_worker(
         if served.error:
             verdicts.append(Verdict(name, graph.name, served.case, "", "error", served.error))
         else:
-            golden = goldens[served.case]
+            golden = goldens[served.case].of_graph(graph)
             judged, outputs = _judge_case(name, graph, golden, served, run.gate)
             worst.update(judged, golden, outputs)
-            if distances:
+            if distances and (golden.budgets or (golden.rounds_inputs and golden.floats)):
                 distances.add(judged, golden, outputs)
             verdicts += judged
         run.progress.advance(f"{name}: {served.case}")

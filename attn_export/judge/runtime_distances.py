@@ -24,7 +24,8 @@ class RuntimeDistances:
         """
         for verdict in verdicts:
             if verdict.whole is not None:
-                name, truth = verdict.output, golden.expected[verdict.output]
+                name = verdict.output
+                truth = (golden.floats if golden.rounds_inputs else golden.expected)[name]
                 compared = golden.case.ignored_rows, golden.determined.get(name, ())
                 got = fill_ignored_rows(outputs[name], truth, *compared)
                 sums = self._sums.setdefault((name, verdict.runtime), Sums())

@@ -68,6 +68,7 @@ def to_html(report: Report) -> str:
         figures=pictures.figures(report),
         shares=pictures.STEPS,
         most=pictures.SHOWN,
+        loss_bar=pictures.loss_bar,
         reproduce=reproduce_command(report.reproduction),
         is_of_bundle=report.model is None or (report.model.parent / MANIFEST).is_file(),
     )

@@ -99,6 +99,12 @@ def margin_bar(worst: float | None, *, failed: bool) -> Picture:
     )
 
 
+def loss_bar(share: float) -> Picture:
+    """Return a bar of the power of a loss, as a share of the largest one."""
+    paths = {"e0": rectangle(0, 0, 1, 1), "e3": rectangle(0, 0.2, round(min(share, 1), 3), 0.6)}
+    return Picture((120, 16), (1, 1), paths, "share of the largest loss", f"{share:.1%}")
+
+
 def _log_place(value: float) -> float:
     """Return the place of an error on the log scale, from 0 to 1."""
     power = math.log10(value) if value > 0 else _LOWEST

@@ -243,6 +243,10 @@ def _coloured(cell: MatrixCell | None) -> str | Styled:
     return Styled(cell.text, "dim" if cell.colour == "grey" else cell.colour)
 
 
+_DEAREST = 4
+"""The number of layers that are named."""
+
+
 def _print_quality(quality: Quality, console: Console) -> None:
     """Print the distance of a quantised model from the float model, which is no verdict."""
     budgets = ", ".join(map(str, quality.budgets)) or "none"
@@ -259,6 +263,10 @@ def _print_quality(quality: Quality, console: Console) -> None:
     print_table(Table(QUALITY, tuple(rows)), console)
     if quality.logits:
         say(as_text(quality.logits_sentence), console)
+    for name, losses in (("loss", quality.causes), ("dearest", quality.layers[:_DEAREST])):
+        shown = (f"{loss.part} {loss.sqnr:.1f} dB, top1 {loss.top1:.1%}" for loss in losses)
+        if losses:
+            say(as_text(f"{name}: {'; '.join(shown)}"), console)
     for sentence in quality.missed:
         say(f"[red]beyond the budget[/] {as_text(sentence)}", console)
 

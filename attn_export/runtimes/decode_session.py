@@ -94,7 +94,7 @@ class DecodeSession:
         folder = Path(bundle)
         manifest = read_bundle(folder)
         self._spec = _spec_in_place(folder, manifest)
-        files = select_graphs([*manifest.graphs.values()], dialect, folder, PREFERRED[device])
+        files = select_graphs(manifest.shipped, dialect, folder, PREFERRED[device])
         sessions = [(file, load_session(folder / file.name, threads, device)) for file in files]
         sums = self._spec.relations if self._spec else {}
         self._state = DecodeState(manifest, sums, sessions, block, device)

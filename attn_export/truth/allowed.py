@@ -296,9 +296,11 @@ class TruthSource(abc.ABC):
         """Return the error of each layer of a graph in a case, and what that says; if known."""
         return (), ""
 
-    def quality(self, _: Path, __: Sequence[Golden], ___: Sequence[Budget]) -> Quality | None:
-        """Return the distance from the float model; None, as there is none."""
-        return None
+    def quality(
+        self, _: Path, goldens: Sequence[Golden], __: Sequence[Budget]
+    ) -> tuple[Quality | None, Sequence[Golden]]:
+        """Return the distance from the float model, and cases with its outputs; there is none."""
+        return None, goldens
 
     def reduce(self, folder: Path) -> tuple[str, ...]:  # noqa: ARG002 (of a module)
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""

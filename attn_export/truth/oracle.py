@@ -145,9 +145,9 @@ class Oracle(TruthSource):
 
     def quality(
         self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
-    ) -> Quality:
+    ) -> tuple[Quality | None, Sequence[Golden]]:
         """Return the distance from the weights before rounding, and store them if small."""
-        from attn_export.bundle.quality_vectors import measure_outputs, write_quality
+        from attn_export.bundle.quality_vectors import measure_outputs, with_floats, write_quality
 
         numbers = self._measured_cases(goldens)
         chosen = [goldens[number] for number in numbers]
@@ -156,7 +156,7 @@ class Oracle(TruthSource):
         quality, stored = measure_outputs(floats, chosen, budgets)
         if sum(array.nbytes for outputs in stored for array in outputs.values()) <= _FLOAT_BYTES:
             write_quality(folder, numbers, stored, quality)
-        return quality
+        return quality, with_floats(goldens, dict(zip(numbers, stored, strict=True)))
 
     def _truths_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of float64 runs of the module, which has its weights before rounding.

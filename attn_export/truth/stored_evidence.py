@@ -205,11 +205,15 @@ def _store(
         ignored_rows=tuple(range(max(len(a) for a in arrays.values() if a.ndim))),
         determined={name: tuple(rows) for name, rows in determined.items() if len(rows)},
         # The error of some rows together may be that of the worst one.
-        allowed={
-            name: Allowed(max(each.whole, each.row), each.row) if each else None
-            for name, each in entry.allowed.items()
-        },
+        allowed=_by_row(entry.allowed), rounded=_by_row(entry.rounded),
     )  # fmt: skip
+
+
+def _by_row(errors: Mapping[str, Allowed | None]) -> dict[str, Allowed | None]:
+    return {
+        name: Allowed(max(each.whole, each.row), each.row) if each else None
+        for name, each in errors.items()
+    }
 
 
 def _write(folder: Path, index: GoldenIndex) -> None:

@@ -18,6 +18,7 @@ class Fault:
         also: Checks that cannot help noticing it too.
         known: Whether the check knows the expected properties, as of a spec or a bundle.
         beside: Bytes of a `weights.bin` beside the graph.
+        exact: The graph that it should differ from by the rounding of inputs alone.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Fault:
     also: tuple[str, ...] = ()
     known: bool = True
     beside: int | None = None
+    exact: str = ""
 
 
 UNIX, WINDOWS = "/home/ada/src/model.py", "C:\\Users\\ada\\model.py"
@@ -34,6 +36,8 @@ WEIGHT_BYTES = 32 * 32 * 4
 CHECKER = ("onnx_checker",)
 
 FAULTS: tuple[Fault, ...] = (
+    Fault("products that should round inputs", "accuracy_level", lambda _: None,
+          ("it rounds no inputs of products", "build it again"), exact="model.onnx"),
     # Invalid ONNX, and declared shapes other than the computed ones.
     Fault("a node after its reader", "onnx_checker", edit.node_after_its_reader,
           ("topologically sorted", "Concat", "correct the node")),

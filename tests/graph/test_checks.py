@@ -35,7 +35,8 @@ def findings_of_fault(fault: Fault, healthy: Path, folder: Path) -> list[CheckFi
     fault.edit(model)
     if fault.beside is not None:
         (folder / "weights.bin").write_bytes(b"\0" * fault.beside)
-    return findings_of(model, folder, exported()[0].expected() if fault.known else None)
+    expected = dataclasses.replace(exported()[0].expected(), exact=fault.exact)
+    return findings_of(model, folder, expected if fault.known else None)
 
 
 def checks_that_find(model: onnx.ModelProto, folder: Path) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from report_schema import SCHEMA, validator
 from reports import clean, mixed
 
+from attn_export.quality import Loss, Quality
 from attn_export.report.data import FORMAT, to_json
 
 
@@ -23,6 +26,18 @@ def test_the_schema_is_one_and_of_the_version_that_is_written():
 @pytest.mark.parametrize("report", [mixed(), clean()], ids=["mixed", "clean"])
 def test_a_report_is_valid(report):
     validator().validate(json.loads(to_json(report)))
+
+
+def test_losses_of_a_quantised_model_are_written_and_shown():
+    losses = (Loss("lm_head", 20.0, 0.5), Loss("<layers.0>", math.inf, 1.0))
+    quality = Quality((), (), causes=losses[:1], layers=losses, projections=losses)
+    report = dataclasses.replace(clean(), quality=quality)
+    content = json.loads(to_json(report))
+    validator().validate(content)
+    assert [each["sqnr"] for each in content["quality"]["layers"]] == [20, None]
+    page = report.to_html()
+    assert page.count("&lt;layers.0&gt;") == 2
+    assert page.index("By cause") < page.index("By layer, rounded alone") < page.index("By proj")
 
 
 def test_the_report_of_a_bundle_is_valid(bundle: Path):

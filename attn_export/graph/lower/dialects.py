@@ -71,13 +71,16 @@ NOTHING_TO_LOWER = (
 )
 
 
-def lower(model: ir.Model, dialect: str, observed: Observed | None = None) -> dict[str, IrGraph]:
+def lower(
+    model: ir.Model, dialect: str, observed: Observed | None = None, *, packs_bytes: bool = False
+) -> dict[str, IrGraph]:
     """Lower a graph to a dialect. The result shares the weights with the source.
 
     `model`: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``, with
     attention that is written out. It is not changed.
     `observed`: The shapes of the values in runs, for graphs of other exporters. Other forms of
     attention are then recognised for every dialect.
+    `packs_bytes`: As for `multiply_integers`, in the dialect ``ort``.
 
     Returns:
         The graph under ``""``; in the dialects ``ort`` and ``cuda``, if there is a KV cache, also
@@ -91,7 +94,10 @@ def lower(model: ir.Model, dialect: str, observed: Observed | None = None) -> di
     nodes = [*nodes_of(source, "Attention"), *nodes_of(source, "RotaryEmbedding")]
     source = with_shapes(source, [x for node in nodes for x in node.inputs if x is not None])
     rewrite = REWRITES.get(dialect)
-    graphs = rewrite(source) if rewrite else _rewrite_of_part(source, dialect)
+    if dialect == ORT:
+        graphs = _to_ort(source, packs_bytes=packs_bytes)
+    else:
+        graphs = rewrite(source) if rewrite else _rewrite_of_part(source, dialect)
     return {
         phase: dataclasses.replace(_finish(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
@@ -162,7 +168,7 @@ def prepare_masks(model: ir.Model) -> None:
     spread_masks(model)  # ONNX Runtime refuses masks whose query axis is 1
 
 
-def _to_ort(model: ir.Model) -> dict[str, IrGraph]:
+def _to_ort(model: ir.Model, *, packs_bytes: bool = False) -> dict[str, IrGraph]:
     prepare_masks(model)
     _lower_by_parts(model, ORT)
     bound, layouts = bound_caches(model), _cache_layouts(model)
@@ -191,7 +197,7 @@ def _to_ort(model: ir.Model) -> dict[str, IrGraph]:
         if nodes_of(lowered.model, "DequantizeLinear"):
             from attn_export.graph.lower.integer_products import multiply_integers
 
-            multiply_integers(lowered.model)
+            multiply_integers(lowered.model, packs_bytes=packs_bytes)
     return graphs
 
 

@@ -4,9 +4,9 @@ Products with weights of 4 bits become MatMulNBits, which unpacks while it multi
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). Its weights are
 `[out, blocks, bytes]`, unsigned, two integers of 4 bits in a byte, the first in the lower half.
 
-For 8 bits MatMulNBits takes 15 times as long as a product in float32, and ONNX Runtime converts
-DequantizeLinear to it. Such weights are dequantised by Cast, Sub and Mul instead, which ONNX
-Runtime folds when a session is made.
+For 8 bits MatMulNBits takes 15 times as long as a product in float32, unless it rounds its inputs,
+and ONNX Runtime converts DequantizeLinear to it. If they are not rounded, such weights are
+dequantised by Cast, Sub and Mul instead, which ONNX Runtime folds when a session is made.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT
 from attn_export.quantiser import (
     FLOAT32_PRODUCTS,
-    MIDDLE,
     RANGES,
     join_nibbles,
+    product_block,
 )
-
-BLOCKS = (256, 128, 64, 32, 16)
-"""Block sizes of MatMulNBits. Scales of other blocks are repeated for the largest that fits."""
 
 UINT8 = ir.DataType.UINT8
 
 
-def multiply_integers(model: ir.Model) -> None:
-    """Replace DequantizeLinear nodes of weights that only products read, in place."""
+def multiply_integers(model: ir.Model, *, packs_bytes: bool = False) -> None:
+    """Replace DequantizeLinear nodes of weights that only products read, in place.
+
+    `packs_bytes`: Whether products with weights of 8 bits become MatMulNBits, too.
+    """
     for node in nodes_of(model, "DequantizeLinear"):
         weight = _read(node)
         readers = [use.node for use in node.outputs[0].uses()]
         if weight is None or not all(_is_product_with(reader, node) for reader in readers):
             continue
-        if weight.dtype.endswith("8"):
+        if weight.bits == 8 and not packs_bytes:
             _dequantise_in_float32(model, node, weight)
             continue
         packed = _pack_weight(model, str(node.inputs[0].name if node.inputs[0] else ""), weight)
@@ -70,6 +70,11 @@ class _Weight:
     def dtype(self) -> str:
         """The type of the integers."""
         return self.integers.dtype.name.lower()
+
+    @property
+    def bits(self) -> int:
+        """The size of an integer."""
+        return 8 if self.dtype.endswith("8") else 4
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,38 +132,42 @@ def _read(node: ir.Node) -> _Weight | None:
     ):
         return None
     rows = integers.shape.numpy()[0]
-    block = next((b for b in BLOCKS if (blocked or rows) % b == 0), None)
+    block = product_block(rows, blocked, 8 if dtype.endswith("8") else 4)
     return None if block is None else _Weight(integers, scales, zeros, blocked, block)
 
 
 def _pack_weight(model: ir.Model, name: str, weight: _Weight) -> list[ir.Value]:
     """Add the inputs of MatMulNBits: weights, scales and, if not the default, zero points."""
-    offset = MIDDLE if weight.dtype.startswith("int") else 0
+    middle = 2 ** (weight.bits - 1)
+    offset = middle if weight.dtype.startswith("int") else 0
     inputs, outputs = weight.shape
     blocks = inputs // weight.block
 
     def rows() -> np.ndarray:
-        integers = weight.integers.numpy().astype(np.int8) + np.int8(offset)
-        return _pack_bytes(integers.T.reshape(outputs, blocks, -1))
+        return _packed(weight, weight.integers.numpy().T.reshape(outputs, blocks, -1), offset)
 
     constants = [
-        add_lazy(model, f"{name}.packed", UINT8, (outputs, blocks, weight.block // 2), rows),
+        add_lazy(
+            model, f"{name}.packed", UINT8, (outputs, blocks, weight.block * weight.bits // 8), rows
+        ),
         add_lazy(
             model, f"{name}.packed_scale", FLOAT, (outputs, blocks),
             lambda: weight.spread(weight.scales).T,
         ),
     ]  # fmt: skip
-    zeros = np.int8(0) if weight.zeros is None else weight.spread(weight.zeros).astype(np.int8).T
-    if (zeros + np.int8(offset) != MIDDLE).any():
-        points = np.broadcast_to(zeros + np.int8(offset), (outputs, blocks))
-        packed = _pack_bytes(points)
+    zeros = np.zeros(1, np.int8) if weight.zeros is None else weight.spread(weight.zeros).T
+    if (zeros.astype(np.int16) + offset != middle).any():
+        packed = _packed(weight, np.broadcast_to(zeros, (outputs, blocks)), offset)
         constants.append(add_initializer(model, f"{name}.packed_zero_point", packed, UINT8))
     return constants
 
 
-def _pack_bytes(numbers: np.ndarray) -> np.ndarray:
-    """Pack unsigned integers of 4 bits along the last axis, the first in the lower half."""
-    numbers = numbers.astype(np.uint8)
+def _packed(weight: _Weight, numbers: np.ndarray, offset: int) -> np.ndarray:
+    """Return integers as bytes; those of 4 bits in pairs along the last axis, the first below."""
+    # A sum beyond the type of signed bytes comes round to the unsigned byte.
+    numbers = numbers.astype(np.uint8) + np.uint8(offset)
+    if weight.bits == 8:
+        return numbers
     if numbers.shape[-1] % 2:
         numbers = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, 1)])
     packed: np.ndarray = join_nibbles(numbers)
@@ -171,7 +180,8 @@ def _replace_product(
     inputs, outputs = weight.shape
     (product,) = Builder(model, node).add_node(
         "MatMulNBits", [node.inputs[0], *packed], 1, MICROSOFT,
-        K=inputs, N=outputs, bits=4, block_size=weight.block, accuracy_level=FLOAT32_PRODUCTS,
+        K=inputs, N=outputs, bits=weight.bits, block_size=weight.block,
+        accuracy_level=FLOAT32_PRODUCTS,
     )  # fmt: skip
     take_over(node.outputs[0], product)
     model.graph.remove(node, safe=True)

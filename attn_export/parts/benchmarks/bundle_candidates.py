@@ -77,7 +77,7 @@ class BundleCandidates:
                 " ".join(filter(None, [graph.dialect, phase_of(graph.name), RUNTIME])),
                 self.folder, graph, sizes,
             )
-            for graph in self.manifest.graphs.values()
+            for graph in self.manifest.shipped
             # Some graphs for CUDA have nodes without a kernel in ONNX Runtime's CPU provider.
             if graph.takes(sizes) and not known_limit(OrtCpu(), graph)
         ]  # fmt: skip

@@ -142,7 +142,7 @@ def write_kit(
     progress.phase("reading the bundle")
     manifest = read(bundle)
     _refuse_dtypes(language, project, manifest)
-    graphs = [*manifest.graphs.values()]
+    graphs = manifest.shipped
     graph = _graph_for(graphs, project.dialects, dialect)
     decode = _decode_graph_for(graphs, graph, Roles(manifest.roles).axis(NEW))
     spec = bundle_spec(bundle, manifest)
@@ -240,6 +240,7 @@ def _facts(
             "dialect": graph.dialect,
             "bound": dict(graph.bound),
             "decode": decode.name if decode else None,
+            "rounds_inputs": bool(graph.exact),
             "layouts": {name: list(order) for name, order in graph.layouts.items()},
         },
         "files": [*names, *(name for name in manifest.files if name == WEIGHTS)],
@@ -254,7 +255,12 @@ def _facts(
                 "folder": case.folder,
                 "ignored_rows": case.ignored_rows,
                 "tolerances": [
-                    tolerance(case.allowed.get(name), case.unusable.get(name), signature.dtype)
+                    tolerance(
+                        (case.rounded if graph.exact else case.allowed).get(name),
+                        case.unusable.get(name),
+                        signature.dtype,
+                        has_limit=not graph.exact,
+                    )
                     for name, signature in manifest.outputs.items()
                 ],
             }
@@ -286,16 +292,18 @@ def _values(
     return values
 
 
-def tolerance(allowed: Allowed | None, unusable: str | None, output_dtype: str) -> dict[str, Any]:
+def tolerance(
+    allowed: Allowed | None, unusable: str | None, output_dtype: str, *, has_limit: bool = True
+) -> dict[str, Any]:
     """Return the error allowed of an output, or the reason that the output is no evidence.
 
-    The reason is `unusable`, or `beyond_limit` if the error allowed is too large.
+    The reason is `unusable`, or `beyond_limit` if the error allowed is too large, and has a limit.
     """
     dtype, beyond = numpy_dtype(output_dtype), ""
     if unusable is not None:
         # An empty text is no reason.
         unusable = " ".join(unusable.split()) or "no reason is stated"
-    elif allowed and is_floating(dtype):
+    elif allowed and is_floating(dtype) and has_limit:
         beyond = beyond_limit(allowed.whole, allowed.row, dtype)
     if unusable or beyond or not is_floating(dtype):
         allowed = None

@@ -30,6 +30,7 @@ from attn_export.parts.whole_models.export_layouts import (
 from attn_export.parts.whole_models.integer_checkpoint import integers_of
 from attn_export.parts.whole_models.integer_weights import (
     quantised_operators,
+    rounded_block,
     rounds_inputs,
     strict_judgement,
 )
@@ -42,7 +43,8 @@ from attn_export.parts.whole_models.loaded_model import (
 from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
-from attn_export.quality import OF_LOGITS, Budget, is_logits
+from attn_export.parts.whole_models.weight_losses import WeightLosses, products_of
+from attn_export.quality import OF_LOGITS, Budget, Quality, is_logits
 from attn_export.results import CHANGED, Detail, Report
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.truth.reference import Reference
@@ -141,7 +143,7 @@ def _judge_entry(
     `loaded`: The model `own` in the type of the graph.
     """
     place = Path(output) / entry.phase if output is not None else None
-    strict, told = _compare_strictly(
+    strict, told, changed = _compare_strictly(
         judge, loaded, entry, reference, run, place, of_integers=integers_of(own) is not None
     )
     reports = {} if strict is None else {entry.phase: strict}
@@ -154,6 +156,9 @@ def _judge_entry(
         )  # fmt: skip
         name = f"{entry.phase}-budget"
         report = _compare(judge, read, entry.path, run, place and place.with_name(name))
+        if changed is not None and report.quality is not None:
+            losses = _losses(read(), changed, entry)
+            report = dataclasses.replace(report, quality=losses.beside(report.quality))
         # Where both are there, they have the same notes.
         notes_on = report.notes if strict is None else ()
         if not report.passed and (text := _where_it_leaves(read(), entry.path)):
@@ -178,6 +183,24 @@ def _where_it_leaves(reference: Reference, path: Path) -> str:
         return ""
     steps = reference.oracle(0.0).steps(inputs)
     return integer_fault(graph, values, steps) or where_it_leaves(graph, values, steps)
+
+
+_MEASURED = 2
+"""The number of cases in which the losses of weights are measured."""
+
+
+def _losses(reference: Reference, changed: Any, entry: Entry) -> Quality:
+    """Return where the distance of a graph from the float model comes from.
+
+    `reference`: That by which the budget is judged.
+    `changed`: The model with the integers of the graph.
+    """
+    oracle: Any = reference.oracle(0.0)
+    block = rounded_block(entry.path)
+    products = products_of(oracle.precise.model, changed.double(), block)
+    cases = [case.inputs for case in reference.plan().cases[:_MEASURED]]
+    losses = WeightLosses(oracle.precise.model, oracle.truth, products, cases)
+    return losses.split(Quality((), oracle.budgets), rounds_inputs=block > 0)
 
 
 _VARIANTS = {
@@ -250,21 +273,23 @@ def _compare(
 def _compare_strictly(
     judge: Judge, model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
     output: Path | None, *, of_integers: bool,
-) -> tuple[Report | None, Sequence[str]]:  # fmt: skip
+) -> tuple[Report | None, Sequence[str], Any]:  # fmt: skip
     """Judge a graph by the usual rule; one that is quantised by the model of its own integers.
 
     `of_integers`: Whether the model has the integers of its checkpoint, which graphs must have too.
 
     Returns:
-        The report; None if a budget must do, as notes say.
+        The report; None if a budget must do, as notes say. The model with the graph's integers, if
+        they are other weights than the model has.
     """
     operators = quantised_operators(entry.path)
     if run.budgets and not operators and _type_of(entry) == "float32" and is_half(entry.path):
-        return None, [f"{entry.phase}: computes in float16, so judged by the budget alone"]
+        told = [f"{entry.phase}: computes in float16, so judged by the budget alone"]
+        return None, told, None
     plain = dataclasses.replace(run, budgets=())
     if not operators or (of_integers and not rounds_inputs(entry.path)):
         read = functools.partial(reference, model, entry)
-        return _compare(judge, read, entry.path, plain, output), ()
+        return _compare(judge, read, entry.path, plain, output), (), None
     if not run.budgets:
         read = functools.partial(reference, model, entry, is_float_model=True)
         report = _compare(judge, read, entry.path, plain, output)
@@ -276,15 +301,16 @@ def _compare_strictly(
             "--budget sqnr>=20 judges its distance, and the rest by the graph's own integers"
         )
         why = () if report.passed else (advice,)
-        return dataclasses.replace(report, explanations=why), ()
+        return dataclasses.replace(report, explanations=why), (), None
     run.progress.phase("reading the integers of the graph")
     with strict_judgement(model, entry.path, of_integers=of_integers) as (changed, path, note):
         told = [f"{entry.phase}: {note}"]
         if changed is None:
-            return None, told
+            return None, told, None
         read = functools.partial(reference, changed, entry)
         report = _compare(judge, read, path, plain, output)
-        return dataclasses.replace(report, model=entry.path), told
+        report = dataclasses.replace(report, model=entry.path)
+        return report, told, None if of_integers else changed
 
 
 def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:

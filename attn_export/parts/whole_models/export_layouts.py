@@ -221,9 +221,9 @@ def _files_of(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
     elif (path / MANIFEST).is_file():
-        for name, file in read_manifest(path).graphs.items():
+        for file in read_manifest(path).shipped:
             if not (file.fixed or file.layouts or file.dtypes):
-                yield path / name
+                yield path / file.name
     else:
         yield from sorted(path.glob("*.onnx")) or sorted(path.glob("*/*.onnx"))
 

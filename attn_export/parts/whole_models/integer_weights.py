@@ -21,8 +21,13 @@ from torch import Tensor, nn
 from attn_export.dialect_names import QUANTISED
 from attn_export.errors import counted, first_few, one_line, printable
 from attn_export.float64.integer_steps import dequantised, packed_weight, quantised_table
-from attn_export.graph.load import load_model, load_proto, subgraphs
-from attn_export.quantiser import FLOAT32_PRODUCTS
+from attn_export.graph.accuracy_level import (
+    forbid_rounding,
+    graphs_in,
+    nodes_in,
+    rounding_levels,
+)
+from attn_export.graph.load import load_model, load_proto
 from attn_export.temp_folders import scratch
 from attn_export.tensorfile import Array
 
@@ -32,10 +37,10 @@ _NEAR = 0.5
 _MOST_PIECES = 1024
 """The most parts of different parameters that a weight is packed from."""
 
+_SIZE = "block_size"
+
 _EXTERNAL_FROM = 2**30
 """The size in bytes from which a graph is written with external data."""
-
-_LEVEL = "accuracy_level"
 
 # -- the integers of a graph --------------------------------------------------------------------
 
@@ -68,15 +73,15 @@ class _StoredIntegers:
 
 def quantised_operators(path: Path) -> tuple[str, ...]:
     """Return the operators of quantised values in a graph."""
-    found = {node.op_type for node in _nodes(load_proto(path))}
+    found = {node.op_type for node in nodes_in(load_proto(path))}
     return tuple(sorted(found & QUANTISED))
 
 
 def read_integers(path: Path) -> _StoredIntegers:
     """Read the quantised weights of a graph."""
     model = load_model(path)
-    nodes = list(_nodes(model))
-    tensors = {t.name: t for graph in _graphs(model.graph) for t in graph.initializer}
+    nodes = list(nodes_in(model))
+    tensors = {t.name: t for graph in graphs_in(model.graph) for t in graph.initializer}
     tensors |= {
         name: a.t
         for n in nodes
@@ -112,40 +117,31 @@ def read_integers(path: Path) -> _StoredIntegers:
                 problem = problem or f"{printable(names[0], 100)} is no matrix"
     if unread:
         problem = f"{', '.join(sorted(unread))}: integers that are made while it runs are not read"
-    rounds = any(_level(node) is not None for node in nodes)
+    rounds = next(rounding_levels(model), None) is not None
     return _StoredIntegers(tuple(sorted(operators)), weights, problem, rounds)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    for graph in _graphs(model.graph):
-        yield from graph.node
-    for function in model.functions:
-        yield from function.node
-
-
-def _level(node: onnx.NodeProto) -> onnx.AttributeProto | None:
-    """Return the attribute of a node that allows its kernel to round inputs; None if none does."""
-    return next((a for a in node.attribute if a.name == _LEVEL and a.i > FLOAT32_PRODUCTS), None)
 
 
 def rounds_inputs(path: Path) -> bool:
     """Return whether kernels may round the inputs of products of a graph to integers as well."""
-    return any(_level(node) is not None for node in _nodes(load_proto(path)))
+    return next(rounding_levels(load_proto(path)), None) is not None
+
+
+def rounded_block(path: Path) -> int:
+    """Return how many inputs of a product kernels may round together; 0 if they round none."""
+    if not rounds_inputs(path):
+        return 0
+    nodes = nodes_in(load_proto(path))
+    sizes = (
+        a.i for n in nodes if n.op_type == "MatMulNBits" for a in n.attribute if a.name == _SIZE
+    )
+    return max(sizes, default=0)
 
 
 @contextlib.contextmanager
 def with_float_products(path: Path) -> Iterator[Path]:
     """Yield a copy of a graph whose kernels do not round the inputs of products."""
     model = load_model(path)
-    for level in filter(None, map(_level, _nodes(model))):
-        level.i = FLOAT32_PRODUCTS
+    forbid_rounding(model)
     with scratch() as folder:
         large = model.ByteSize() > _EXTERNAL_FROM
         onnx.save_model(model, folder / path.name, save_as_external_data=large)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class _Runs:
         eager: The outputs of the module itself.
         truth: Those of the float64 copy.
         noisy: Those of runs with random rounding.
+        further: Those of a further run, which some oracles make.
         decisions: See `Decisions.made`.
         steps: See `RoundingRecorder.steps`.
     """
@@ -64,6 +65,7 @@ class _Runs:
     eager: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     truth: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     noisy: list[Arrays] = dataclasses.field(default_factory=list)
+    further: Arrays = dataclasses.field(default_factory=dict)
 
 
 class UnitOracle(ModelOracle):
@@ -80,6 +82,7 @@ class UnitOracle(ModelOracle):
         for group in self._groups(cases):
             # The inputs are alive as long as the cases, so that no others have their ids.
             runs = [run for case, noisy in group for run in self._runs_of(case, noisy)]
+            runs += [run for case, _ in group for run in self.further_runs(case)]
             about = f"float64 truth of {counted(len(group), 'case')}, part"
             in_step(runs, functools.partial(_say, phase, about))
             for case, _ in group:
@@ -93,6 +96,10 @@ class UnitOracle(ModelOracle):
         in_step([run for case in cases for run in self._runs_of(case, 0)])
         return [self._made.pop(id(each)).truth for each in inputs]
 
+    def further_runs(self, _: Case) -> Iterable[Callable[[], None]]:
+        """Return functions that make further runs of a case, beside those of its truth."""
+        return ()
+
     def _truths_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         return self.truths(inputs)  # the copy in float64 reads the weights before rounding, too
 
@@ -104,7 +111,7 @@ class UnitOracle(ModelOracle):
         for number, case in enumerate(cases):
             like = self._like_outputs(case)
             noisy = run_count(like, case.contents)[1] if number < MEASURED else 0
-            size = (2 + noisy) * sum(8 * array.size for array in like.values())
+            size = (3 + noisy) * sum(8 * array.size for array in like.values())
             if group and held + size > most:
                 yield group
                 group, held = [], 0

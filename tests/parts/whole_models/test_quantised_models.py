@@ -163,6 +163,15 @@ def test_a_right_graph_passes_by_both_truths(evidence):
     assert all(v.status == "passed" and v.worst < 1 for v in strict)
     assert [x.part for x in report.quality.outputs] == ["model-budget/logits in ort-cpu"]
     assert any("in a copy of the graph with accuracy_level 1" in note for note in report.notes)
+    # What is lost is told by cause and by layer.
+    alone, rounded, whole = report.quality.causes
+    assert [x.part.rpartition("/")[2] for x in report.quality.causes] == [
+        "weights alone", "with rounded inputs", "whole, logits in ort-cpu",
+    ]  # fmt: skip
+    assert 0 < abs(rounded.sqnr - alone.sqnr) < 3
+    assert abs(whole.sqnr - rounded.sqnr) < 1
+    dearest = report.quality.layers[0]
+    assert alone.sqnr < dearest.sqnr < report.quality.layers[-1].sqnr
 
 
 def test_evidence_is_judged_again_by_its_budget_or_another(evidence):

@@ -25,7 +25,7 @@ from attn_export.cases.draw import (
     generator,
 )
 from attn_export.cases.plan import Plan
-from attn_export.errors import UsageError, first_few
+from attn_export.errors import UsageError, first_few, printable
 from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
@@ -80,6 +80,7 @@ from attn_export.parts.whole_models.model_reference import (
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.parts.whole_models.unit_weights import is_by_unit, made_alike, unread_weights
+from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -107,7 +108,7 @@ def subject_of_model(
     model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
     cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
     max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
-    is_captured: bool = True,
+    accuracy_level: int | None = None, keep: str = "", is_captured: bool = True,
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -121,6 +122,9 @@ def subject_of_model(
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
     `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
+    `accuracy_level`: 1 if products with these, in the dialect ``ort``, multiply floats; 4 if their
+        inputs are rounded to 8 bits, which is faster. None for 4.
+    `keep`: Names of modules whose weights stay floating, such as ``"lm_head,layers.0"``.
     `is_captured`: Whether a graph is made of it.
     """
     is_changed = adapter is not None
@@ -133,6 +137,10 @@ def subject_of_model(
     if adapter is not None:
         notes = *notes, merge_adapter(adapter, model, loaded)
     rounds, part = rounded_cache(kv_dtype), None
+    if accuracy_level is not None:
+        _check_level(accuracy_level, weights_dtype)
+    if keep and weights_dtype == "none":
+        raise UsageError(f"keep {printable(keep, 40)!r}: nothing is rounded; give weights_dtype")
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
     )
@@ -140,7 +148,11 @@ def subject_of_model(
         loaded = copy.deepcopy(loaded)
     if layers:
         part = cut_model(loaded, layers, len(heads_of(loaded)) // 2)
-    rounded = QuantisedWeights(loaded, weights_dtype) if weights_dtype != "none" else None
+    rounded = None
+    if weights_dtype != "none":
+        in_floats = accuracy_level == FLOAT32_PRODUCTS
+        kept = [name for name in keep.split(",") if keep]
+        rounded = QuantisedWeights(loaded, weights_dtype, rounds_inputs=not in_floats, keep=kept)
     notes = *notes, *(rounded.notes if rounded else ())
 
     def make() -> Subject:
@@ -241,6 +253,17 @@ def _check(model: Any, dtype: str, **options: str) -> None:
             raise UsageError(f"{name} {value} is for decoders; leave it out")
         if name != "layers" and dtype != "float32":
             raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")
+
+
+def _check_level(level: int, weights_dtype: str) -> None:
+    if level not in (FLOAT32_PRODUCTS, INTEGER_PRODUCTS):
+        raise UsageError(
+            f"accuracy_level is {INTEGER_PRODUCTS} or {FLOAT32_PRODUCTS}; got {level!r}"
+        )
+    if weights_dtype == "none":
+        raise UsageError(
+            f"accuracy_level {level} is about products with integers; give weights_dtype, too"
+        )
 
 
 def built_options(entry: Entry) -> ModelKeywords:
@@ -353,6 +376,7 @@ class _BuiltModel(Subject):
             oracle=self.own_oracle, rewrite=weights.rewrite if weights else rewrite_weights,
             unread=unread_weights(model) if is_by_unit(model) else None, in_float32=in_float32,
             budget=default_budget(weights.dtype) if weights else budget,
+            rounds_inputs=weights is not None and weights.rounds_inputs,
             has_narrow_caches=bool(rounds), roles=Roles(caches=self._ends.caches),
         )  # fmt: skip
 
@@ -407,7 +431,10 @@ class _BuiltModel(Subject):
         call = OwnCall(module.model, self._ends.entry, module.kv_scales).eval()
         subject = Subject(
             call, lambda *_: dict(self.inputs), axes, list(self.outputs), relations=self.relations
-        ).having(roles=self.roles, has_narrow_caches=self.has_narrow_caches)
+        ).having(
+            roles=self.roles, has_narrow_caches=self.has_narrow_caches,
+            rounds_inputs=self.rounds_inputs,
+        )  # fmt: skip
         if self._weights or call.rounds:
             return oracle_of_integers(subject, self._weights, self._ends.outputs)
         return oracle_of_model(subject, 0.0, self._ends.outputs)

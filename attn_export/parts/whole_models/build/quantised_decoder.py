@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -20,7 +24,9 @@ from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
 from attn_export.errors import ExportError, first_few
 from attn_export.export.quantised_linears import IntegerLinears, QuantisedLinears
 from attn_export.export.subject import Subject
+from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import BATCH, QUERIES, Shape
+from attn_export.measures import fill_ignored_rows, measure
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.unit_oracle import UnitOracle
@@ -29,10 +35,15 @@ from attn_export.parts.whole_models.unit_weights import (
     is_by_unit,
     is_placeholder,
 )
-from attn_export.quality import Budget
+from attn_export.parts.whole_models.weight_losses import Product, WeightLosses, round_in_blocks
+from attn_export.quality import Budget, Quality
 from attn_export.quantiser import QuantisedWeight
 from attn_export.results import Arrays, Case, Golden
+from attn_export.schema import Allowed
 from attn_export.temp_folders import in_file
+from attn_export.truth.float64_mode import widened_arrays
+from attn_export.truth.operations import math_backend
+from attn_export.truth.oracle import Oracle
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
@@ -61,11 +72,18 @@ class QuantisedWeights(QuantisedLinears):
     """The weights of a model's linear layers, rounded in place.
 
     An output layer that shares the weight of the embeddings gets one of its own.
+
+    Attributes:
+        rounds_inputs: Whether products with them round their inputs to 8 bits.
     """
 
-    def __init__(self, model: Any, dtype: str) -> None:
+    def __init__(
+        self, model: Any, dtype: str, *, rounds_inputs: bool = False, keep: Sequence[str] = ()
+    ) -> None:
+        self.rounds_inputs = rounds_inputs
         self._changed, self.dtype = ChangedWeights(model) if is_by_unit(model) else None, dtype
-        super().__init__(model, dtype, by_input=(Conv1D,), head=model.get_output_embeddings())
+        head = model.get_output_embeddings()
+        super().__init__(model, dtype, by_input=(Conv1D,), head=head, keep=keep)
 
     def read(self, layer: nn.Module, name: str) -> Tensor:
         """Return a weight of the module, which may lie in the checkpoint."""
@@ -90,6 +108,15 @@ class QuantisedWeights(QuantisedLinears):
         self._changed.change(layer, name, rounded)
         return stored
 
+    def products(self, model: nn.Module) -> Iterator[Product]:
+        """Yield the products with integers in the model, or in what holds it."""
+        paths = {id(module): path for path, module in model.named_modules()}
+        for layer, _, weight, _ in self._places:
+            block = (self.rounds_inputs and weight.product_block) or 0
+            inputs, outputs = weight.integers.shape
+            rows = functools.partial(_rows, weight)
+            yield Product(paths[id(layer)], rows, (outputs, inputs), block)
+
     @contextlib.contextmanager
     def as_before(self) -> Iterator[None]:
         """Let the model have its weights before rounding in this block."""
@@ -102,6 +129,23 @@ class QuantisedWeights(QuantisedLinears):
         self.store(model)
 
 
+_ROUNDS_INPUTS: ContextVar[bool] = ContextVar("rounds_inputs", default=False)
+"""Whether the products of this run round their inputs to 8 bits."""
+
+_LEVELS_APART = 2.0
+"""The factor on the distance of the model whose products round their inputs, for graphs that do."""
+
+
+def _rows(weight: QuantisedWeight, outputs: slice) -> Tensor:
+    return torch.from_numpy(weight.by_output(outputs))
+
+
+def _round_input(block: int, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Round the input of a product, if this run does so."""
+    x, *others = given
+    return (round_in_blocks(x, block), *others) if _ROUNDS_INPUTS.get() else None
+
+
 class _QuantisedModelOracle(ModelOracle):
     """The source of the truth of a model with rounded weights or caches, which knows those before.
 
@@ -112,6 +156,32 @@ class _QuantisedModelOracle(ModelOracle):
         super().__init__(subject, 0.0, *of_units)
         self.exactly = [name for name in subject.outputs if name.startswith("present_")]
         self._weights = weights
+        self._rounds_inputs = subject.rounds_inputs
+        for product in weights.products(subject.module) if weights else ():
+            if product.block:
+                own = self.precise.get_submodule(product.path)
+                own.register_forward_pre_hook(functools.partial(_round_input, product.block))
+
+    def golden(self, case: Case) -> Golden:
+        """Return the case with its truth, and the error allowed of graphs that round inputs."""
+        golden = super().golden(case)
+        if not self._rounds_inputs:
+            return golden
+        with self._threads_for(case):
+            run = self.with_rounded_inputs(golden.case.inputs)
+        return dataclasses.replace(
+            golden, rounded={n: _apart(golden, n, run[n]) for n in golden.expected}
+        )
+
+    def with_rounded_inputs(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of a float64 run whose products round their inputs."""
+        token = _ROUNDS_INPUTS.set(True)
+        try:  # it decides by itself, as graphs do
+            with math_backend(self.widening):
+                outputs = self.subject.call(self.precise, to_torch(widened_arrays(inputs)))
+            return to_numpy(outputs)
+        finally:
+            _ROUNDS_INPUTS.reset(token)
 
     def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         """Return runs with random rounding, in which values near a tie are rounded either way."""
@@ -119,6 +189,42 @@ class _QuantisedModelOracle(ModelOracle):
         if call.rounds:
             options["settled"] = call.rounds.drawing
         return super().noisy_runs(case, eager, *args, **options)
+
+    def quality(
+        self, folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
+    ) -> tuple[Quality | None, Sequence[Golden]]:
+        """Return the distance from the model before rounding, and where it comes from."""
+        quality, goldens = super().quality(folder, goldens, budgets)
+        if quality is None or self._weights is None:
+            return quality, goldens
+        chosen = [goldens[number].case.inputs for number in self._measured_cases(goldens)]
+        with self._as_before():
+            losses, rounds = self.weight_losses(chosen[: 1 if self._is_large else None])
+            more = []
+            if rounds:
+                rounds.is_used = True
+                every = losses.outputs([losses.products], rounds_inputs=self._rounds_inputs)
+                more.append(losses.loss("with a float16 cache", every[0]))
+                rounds.is_used = False
+            return losses.split(quality, rounds_inputs=self._rounds_inputs, more=more), goldens
+
+    def weight_losses(self, cases: Sequence[Arrays]) -> tuple[WeightLosses, Any]:
+        """Return what measures the losses of weights, and what rounds caches, if anything does.
+
+        The model has its weights before rounding meanwhile.
+        """
+        assert self._weights is not None
+        of_float = self if is_by_unit(self.subject.module) else Oracle(self.subject)
+        copy: Any = of_float.precise
+
+        def call(inputs: Arrays) -> Arrays:
+            with math_backend(of_float.widening):
+                outputs = self.subject.call(copy, to_torch(widened_arrays(inputs)))
+            return to_numpy(outputs)
+
+        own: Any = self.subject.module
+        products = list(self._weights.products(own.model))
+        return WeightLosses(copy.model, call, products, cases), copy.rounds
 
     def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
         """Return the indices of the cases in which the distance is measured."""
@@ -143,8 +249,36 @@ class _QuantisedModelOracle(ModelOracle):
                     call.rounds.is_used = True
 
 
+def _apart(golden: Golden, name: str, run: np.ndarray) -> Allowed | None:
+    """Return the error allowed of an output of graphs that round inputs, as this run did."""
+    allowed, truth = golden.allowed[name], golden.expected[name]
+    if allowed is None:
+        return None
+    ignored = golden.case.ignored_rows, golden.determined.get(name, ())
+    found = measure(fill_ignored_rows(run, truth, *ignored), truth)
+    return Allowed(
+        max(allowed.whole, _LEVELS_APART * found.whole),
+        max(allowed.row, _LEVELS_APART * found.row),
+    )
+
+
 class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
     """The source of the truth of a model by units with rounded weights."""
+
+    def with_rounded_inputs(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of a float64 run whose products round their inputs."""
+        made = self._made.get(id(inputs))
+        return (made and made.further) or super().with_rounded_inputs(inputs)
+
+    def further_runs(self, case: Case) -> Iterator[Callable[[], None]]:
+        """Yield functions that make further runs of a case, beside those of its truth."""
+        make = super().with_rounded_inputs
+
+        def run() -> None:
+            self._made[id(case.inputs)].further = make(case.inputs)
+
+        if self._rounds_inputs:
+            yield run
 
 
 def oracle_of_integers(

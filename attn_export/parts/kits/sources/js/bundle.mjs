@@ -77,7 +77,9 @@ export async function openBundle(read, dialects, chosen = {}) {
     const pasts = Object.keys(inputs).filter((past) => Object.hasOwn(presents, past));
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     // Of a large model, some cases are stored in part: those with shapes.
-    const cases = Array.isArray(index.cases) ? index.cases.filter((entry) => !entry?.shapes) : [];
+    const whole = Array.isArray(index.cases) ? index.cases.filter((entry) => !entry?.shapes) : [];
+    // A graph that rounds inputs of products has errors allowed of its own, which have no limit.
+    const cases = graph.exact ? whole.map((entry) => ({ ...entry, allowed: entry?.rounded, limited: false })) : whole;
     if (cases.length === 0) throw new Error('there are no cases');
     for (const entry of cases) checkEntry(entry, Object.keys(outputs));
     // A case of this kind can be decoded. For others, only the kit's settings say so.
@@ -140,7 +142,7 @@ function byRole(ends, roles = {}) {
 }
 
 /** Check the types of the values by which the judge decides. */
-function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, outputs) {
+function checkEntry({ name, folder, allowed = {}, unusable, ignored_rows: rows }, outputs) {
   if (!FOLDER.test(folder)) throw new Error(`golden/index.json puts ${name} into ${folder}`);
   const isError = (value) => typeof value === 'number' && value > 0;
   const isAllowed = (value) => value === null || (isError(value?.whole) && isError(value.row));
@@ -154,7 +156,7 @@ function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, out
 function graphOf(listed, dialects, chosen, roles) {
   const usable = Object.entries(listed)
     .filter(([, { fixed }]) => !some(fixed))
-    .map(([file, { dialect, bound = {}, layouts = {} }]) => ({ file, dialect, bound, layouts }));
+    .map(([file, { dialect, bound = {}, layouts = {}, exact = '' }]) => ({ file, dialect, bound, layouts, exact }));
   const found = chosen
     ? usable.find(({ file }) => file === chosen)
     : dialects.flatMap((wanted) => usable.filter(({ dialect }) => dialect === wanted))[0];

@@ -17,7 +17,7 @@ import numpy as np
 
 from attn_kit.files import read, shown
 from attn_kit.measures import Measures
-from attn_kit.settings import AXES, INPUTS, OUTPUTS
+from attn_kit.settings import AXES, INPUTS, OUTPUTS, ROUNDS_INPUTS
 from attn_kit.tensorproto import TensorMessage, parse
 
 FOLDER = re.compile(r"test_data_set_[0-9]+")
@@ -74,7 +74,8 @@ def _case(golden: Path, entry: Mapping[str, Any]) -> Case:
         _tensors(folder, *kind) for kind in (("input", INPUTS), ("output", OUTPUTS))
     )
     _check_sizes(folder, {**inputs, **expected})
-    allowed = {output: _errors(entry["allowed"][output]) for output in expected}
+    errors = entry["rounded" if ROUNDS_INPUTS else "allowed"]
+    allowed = {output: _errors(errors[output]) for output in expected}
     if not isinstance(entry["ignored_rows"], list):
         raise TypeError("ignored_rows is no list")
     rows = [operator.index(row) for row in entry["ignored_rows"]]

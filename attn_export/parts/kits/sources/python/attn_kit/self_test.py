@@ -16,7 +16,7 @@ from attn_kit.golden import Case, cases
 from attn_kit.model import Model, bundle_folder
 from attn_kit.replay import replay
 from attn_kit.rule import judge_array
-from attn_kit.settings import CACHE, NAME, REPLAY
+from attn_kit.settings import CACHE, NAME, REPLAY, ROUNDS_INPUTS
 
 LABELS = {"failed": "FAIL", "unusable": "unusable", "passed": "ok  "}
 """The printed form of each status, the worst first."""
@@ -78,6 +78,7 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
                 case.allowed[output],
                 case.unusable.get(output),
                 case.ignored_rows,
+                has_limit=not ROUNDS_INPUTS,
             )
             worst = max(worst, found.worst or 0.0)
             messages[found.status].append(f"{output}: {found.message}")
