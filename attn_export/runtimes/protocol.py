@@ -30,7 +30,7 @@ Options = Mapping[str, str]
 """Options of an engine, named as in its documentation. They override those of the runtime."""
 
 
-SLICES = 2
+SLICES = 4
 """The number of slices up to which a graph runs whole. Its weights may take twice as much."""
 
 
@@ -44,7 +44,7 @@ class Limits:
         memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
         runs_whole: Whether a graph never runs in slices, however large its weights are.
         slice_mib: The weights of a slice in MiB; None for 1/32 of the memory. A graph of more than
-            2 of them runs in slices, if its runtime can do that.
+            4 of them runs in slices, if its runtime can do that.
     """
 
     threads: int
