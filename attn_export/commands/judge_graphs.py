@@ -124,13 +124,14 @@ def _slices_notes(runs: Sequence[RuntimeRun]) -> list[str]:
 
 
 def _levels_notes(pool: Pool) -> list[str]:
-    """Return a note on each graph that rounds inputs of products."""
+    """Return a note on the graphs that round inputs of products, if there are any."""
+    exact = {file.name: file.exact for file in pool.files if file.exact}
+    if not exact:
+        return []
     return [
-        f"{file.name} rounds inputs of products to 8 bits (accuracy_level 4), as {processor()} "
-        f"does: judged by twice the distance of the model with such inputs, and by the budget; "
-        f"{file.exact}, the same without rounding, by the usual rule"
-        for file in pool.files
-        if file.exact
+        f"inputs of products are rounded to 8 bits (accuracy_level 4) in {', '.join(exact)}, as "
+        f"{processor()} does: judged by twice the distance of the model with such inputs, and by "
+        f"the budget; {', '.join(exact.values())}, the same without rounding, by the usual rule"
     ]
 
 
