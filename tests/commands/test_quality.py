@@ -81,7 +81,7 @@ def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
         case.get("name") for case in root.iter("testcase") if case.find("failure") is not None
     ]
     assert failed == ["output", "present_key", "present_value"]
-    assert [s.get("failures") for s in root if s.get("name") == "few bits.budget"] == ["3"]
+    assert [s.get("failures") for s in root if s.get("name") == "quality.budget"] == ["3"]
     assert "### Beyond the budget" in to_markdown(report)
     assert sum("beyond the budget" in line for line in github_annotations(report)) == 3
     assert to_html(report).count("beyond the budget") == 3

@@ -126,7 +126,7 @@ def test_a_node_that_nothing_can_compute_is_a_cause_with_code_and_json(cli: Cli,
     [
         (("--runtime", "ort"), 2, "unknown runtime 'ort'"),
         (("--runtime", "ort-cpu", "--option", "x"), 2, "--option is KEY=VALUE; got 'x'"),
-        (("--runtime", "ort-cpu", "--graph", "none.onnx"), 4, "cannot read none.onnx"),
+        (("--runtime", "ort-cpu", "--graph", "none.onnx"), 2, "cannot read none.onnx"),
         (("--runtime", "ort-cpu", "--case", "x"), 2, "there is no case 'x'"),
         ((), 2, "Missing option '--runtime'"),
     ],

@@ -42,7 +42,9 @@ def need_tool(name: str) -> None:
 def python_kit(folder: Path) -> Iterator[None]:
     """Let this process import the kit in Python, of no bundle, from a folder."""
     copy_sources(LANGUAGES["python"], folder)
-    (folder / "attn_kit" / "settings.py").write_text("AXES = INPUTS = OUTPUTS = {}\n")
+    (folder / "attn_kit" / "settings.py").write_text(
+        "AXES = INPUTS = OUTPUTS = {}\nROUNDS_INPUTS = False\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield

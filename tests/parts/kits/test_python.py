@@ -200,7 +200,7 @@ def test_an_unwritable_kit_is_refused_and_leaves_nothing(tmp_path: Path):
         write_kit("fortran", bundle_of("append"), tmp_path / "kit")
     with pytest.raises(UsageError, match="runs portable, not ort"):
         write_kit("web", bundle_of("append"), tmp_path / "kit", dialect="ort")
-    with pytest.raises(BundleError, match="not a bundle"):
+    with pytest.raises(UsageError, match="not a bundle"):
         write_kit("python", tmp_path / "nothing", tmp_path / "kit")
     assert not list(tmp_path.iterdir())
     (tmp_path / "kit").mkdir()

@@ -106,7 +106,7 @@ def test_a_processor_whose_instructions_are_not_emulated_is_refused(need):
 
 @pytest.mark.parametrize("name", ["pentium", "", "../haswell"])
 def test_an_unknown_processor_is_refused_with_the_list(name: str):
-    with pytest.raises(UsageError, match=r"unknown CPU .*; choose from cortex-a72, .*, all$"):
+    with pytest.raises(UsageError, match=r"unknown CPU .*; .*choose from cortex-a72, .*, all$"):
         runtime(f"ort-cpu@{name}")
 
 

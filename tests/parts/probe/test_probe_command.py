@@ -96,7 +96,7 @@ def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.Mo
     ("arguments", "code", "message"),
     [
         (["onnx-reference"], 5, "onnx-reference cannot run here: it is away; pip install it"),
-        (["ort_cpu"], 2, "unknown runtime 'ort_cpu'; choose from ort-cpu, "),
+        (["ort_cpu"], 2, "unknown runtime 'ort_cpu'; did you mean ort-cpu? choose"),
         (["all"], 2, f"choose from {', '.join(all_names())}\n"),
         (["ort-cpu", "--json", "nowhere/f.json"], 2, "no such folder"),
         ([], 2, "RUNTIME"),
