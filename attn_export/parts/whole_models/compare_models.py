@@ -150,10 +150,10 @@ def _judge_entry(
     phases = [*([] if strict is None else [_phase_note(entry, strict)]), *told]
     if run.budgets:
         # Replayed on all rows, where these are few, so that the figures are the same.
-        read = functools.partial(
+        read = functools.cache(functools.partial(
             reference, loaded, entry, of_float=own, budgets=run.budgets,
             reduce=functools.partial(reduce_if_large, most_bytes=most_bytes),
-        )  # fmt: skip
+        ))  # fmt: skip
         name = f"{entry.phase}-budget"
         report = _compare(judge, read, entry.path, run, place and place.with_name(name))
         if changed is not None and report.quality is not None:

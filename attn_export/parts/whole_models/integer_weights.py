@@ -37,8 +37,6 @@ _NEAR = 0.5
 _MOST_PIECES = 1024
 """The most parts of different parameters that a weight is packed from."""
 
-_SIZE = "block_size"
-
 _EXTERNAL_FROM = 2**30
 """The size in bytes from which a graph is written with external data."""
 
@@ -128,13 +126,11 @@ def rounds_inputs(path: Path) -> bool:
 
 def rounded_block(path: Path) -> int:
     """Return how many inputs of a product kernels may round together; 0 if they round none."""
-    if not rounds_inputs(path):
+    model = load_proto(path)
+    if next(rounding_levels(model), None) is None:
         return 0
-    nodes = nodes_in(load_proto(path))
-    sizes = (
-        a.i for n in nodes if n.op_type == "MatMulNBits" for a in n.attribute if a.name == _SIZE
-    )
-    return max(sizes, default=0)
+    products = (node for node in nodes_in(model) if node.op_type == "MatMulNBits")
+    return max((a.i for n in products for a in n.attribute if a.name == "block_size"), default=0)
 
 
 @contextlib.contextmanager
