@@ -48,7 +48,7 @@ def golden_vectors(
     computed, usable, notes = dict[str, Golden](), list(plan.cases), list[str]()
     if not plan.is_settled:
         computed, usable, notes = _usable_cases(plan, oracle, has_narrow_dtypes=has_narrow_dtypes)
-    renamed = [names.case(case) for case in usable] if names else usable
+    renamed = (names.case(case) if names else case for case in usable)
     stored = [write_inputs(folder, number, case) for number, case in enumerate(renamed)]
     for case, at in zip(usable, stored, strict=True):
         # In place, since the plan has these cases, too, and would keep the arrays in memory.

@@ -28,8 +28,8 @@ LARGE = 2**22
 """The largest number of elements of a weight that is copied in float64: 32 MiB. The results with
 shared weights are bitwise those of a copy, unless the module tests the types of its weights."""
 
-WHOLE = 2**24
-"""The largest number of elements that are widened at once: 128 MiB in float64. A product with a
+WHOLE = 2**23
+"""The largest number of elements that are widened at once: 64 MiB in float64. A product with a
 larger weight is computed by blocks of columns; its sums may differ by the rounding of float64."""
 
 _NARROWER = (torch.float32, *NARROW)
@@ -67,9 +67,11 @@ def product(
         return multiply(a, change(b.double()), slice(None))
     rows, columns = b.shape
     step = max(WHOLE // rows, 1)
-    blocks = [slice(start, start + step) for start in range(0, columns, step)]
-    products = [multiply(a, change(b[:, block].double()), block) for block in blocks]
-    return torch.cat(products, -1)
+    result = a.new_empty(*a.shape[:-1], columns)
+    for start in range(0, columns, step):
+        block = slice(start, start + step)
+        result[..., block] = multiply(a, change(b[:, block].double()), block)
+    return result
 
 
 # -- float64 truth of modules that use float32 internally ---------------------------------------

@@ -177,7 +177,10 @@ class RandomRounding(OperationMode):
         unit = self._unit if unit is None else unit
         if not isinstance(x, Tensor) or x.dtype != torch.float64:
             return x
-        return x * torch.add(1, self._random.uniform(x.shape), alpha=unit)
+        return x * self._factors(x.shape, unit)
+
+    def _factors(self, shape: Sequence[int], unit: float) -> Tensor:
+        return torch.add(1, self._random.uniform(shape), alpha=unit)
 
     def _sum(self, out: Tensor, squares: Tensor, count: Tensor | float, unit: float) -> Tensor:
         """Round sums of `count` terms, whose squares add up to `squares`, added one by one."""
@@ -185,12 +188,13 @@ class RandomRounding(OperationMode):
         # times as large as a term. If all terms have one sign, it is k / count times the result.
         # So the squares of all partial sums add up to count / 2 times the sum of squares of the
         # terms plus count / 3 times the square of the result.
-        partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
+        # In place, as logits of a large vocabulary take much memory.
+        partial = squares.mul_(count / 2).add_(out.square().mul_(count / 3)).sqrt_()
         noise = self._random.normal(out.shape)
         size = _DEVIATION * min(self._sums, unit)
         noisy = torch.addcmul(out, noise, _without_huge(partial, out), value=size)
         # The last partial sum is rounded to the type of the result.
-        return self.rounded(noisy, unit) if self._sums < unit else noisy
+        return noisy.mul_(self._factors(out.shape, unit)) if self._sums < unit else noisy
 
     def _softmax(self, out: Tensor, axis: int, unit: float) -> Tensor:
         """Round a softmax: each exponential on its own, and their sum, shared by the row."""
