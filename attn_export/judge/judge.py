@@ -24,6 +24,9 @@ from attn_export.rule import (
 from attn_export.runtimes.run_options import Gate
 from attn_export.tensorfile import is_floating
 
+_BLOCK = 2**22
+"""The number of elements whose differences are in memory at once."""
+
 
 def judge(
     runtime: str,
@@ -83,9 +86,8 @@ def _judge_output(
         verdict, status=found.status, message=found.message, worst=found.worst, **errors
     )
     if comparable and floating and unusable is None:
-        r, e = got.astype(np.float64), eager.astype(np.float64)
-        verdict = _with_differences(verdict, r, e)
-        return _through_gate(verdict, r, e, gate) if verdict.status == "passed" else verdict
+        verdict = _with_differences(verdict, got, eager)
+        return _through_gate(verdict, got, eager, gate) if verdict.status == "passed" else verdict
     if not floating and verdict.status == "passed":
         return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
     return verdict
@@ -116,9 +118,10 @@ def _ties(wrong: np.ndarray) -> str:
     )
 
 
-def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) -> Verdict:
+def _through_gate(verdict: Verdict, got: np.ndarray, eager: np.ndarray, gate: Gate) -> Verdict:
     if gate == Gate():
         return verdict
+    r, e = got.astype(np.float64), eager.astype(np.float64)
     with np.errstate(invalid="ignore"):  # Inf - Inf, where both are infinite
         excess = np.abs(r - e) - (gate.rtol or 0.0) * np.abs(e)
     over = np.where(np.isfinite(e), excess, 0.0) > (gate.atol or 0.0)
@@ -128,17 +131,18 @@ def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) ->
     return _failed(verdict, f"outside {limits} of eager; {describe_wrong(over, r, e)}")
 
 
-def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict:
-    usable = np.isfinite(e)
-    if not usable.all():
-        r, e = r[usable], e[usable]
-    difference, scale = np.abs(r - e), np.abs(e)
-    relative = np.divide(difference, scale, out=np.zeros_like(scale), where=scale > 0)
-    return dataclasses.replace(
-        verdict,
-        max_abs=float(difference.max(initial=0.0)),
-        max_rel=float(relative.max(initial=0.0)),
-    )
+def _with_differences(verdict: Verdict, got: np.ndarray, eager: np.ndarray) -> Verdict:
+    found = [(0.0, 0.0)]
+    for start in range(0, got.size, _BLOCK):
+        r, e = (x.reshape(-1)[start : start + _BLOCK].astype(np.float64) for x in (got, eager))
+        usable = np.isfinite(e)
+        if not usable.all():
+            r, e = r[usable], e[usable]
+        difference, scale = np.abs(r - e), np.abs(e)
+        relative = np.divide(difference, scale, out=np.zeros_like(scale), where=scale > 0)
+        found.append((float(difference.max(initial=0.0)), float(relative.max(initial=0.0))))
+    largest = np.max(found, axis=0)
+    return dataclasses.replace(verdict, max_abs=float(largest[0]), max_rel=float(largest[1]))
 
 
 def _failed(verdict: Verdict, message: str) -> Verdict:

@@ -30,7 +30,7 @@ Options = Mapping[str, str]
 """Options of an engine, named as in its documentation. They override those of the runtime."""
 
 
-SLICES = 4
+SLICES = 8
 """The number of slices up to which a graph runs whole. Its weights may take twice as much."""
 
 
@@ -43,8 +43,8 @@ class Limits:
             process counts as hung.
         memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
         runs_whole: Whether a graph never runs in slices, however large its weights are.
-        slice_mib: The weights of a slice in MiB; None for 1/32 of the memory. A graph of more than
-            4 of them runs in slices, if its runtime can do that.
+        slice_mib: The weights of a slice in MiB; None for 1/64 of the memory. A graph of more than
+            8 of them runs in slices, if its runtime can do that.
     """
 
     threads: int
@@ -56,7 +56,7 @@ class Limits:
     @property
     def slice_bytes(self) -> int | None:
         """The largest size of the weights of a slice in bytes; None if there are no slices."""
-        mib = self.slice_mib or (self.memory_mib and self.memory_mib / 32)
+        mib = self.slice_mib or (self.memory_mib and self.memory_mib / 64)
         return None if mib is None or self.runs_whole else int(mib * 2**20)
 
     @classmethod

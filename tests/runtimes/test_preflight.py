@@ -101,7 +101,7 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
 )
 def test_memory_limits_processes_and_slices(text, mib):
     limits = RunOptions.of(memory=text).limits
-    assert (limits.memory_mib, limits.slice_bytes) == (mib, mib * 2**20 // 32)
+    assert (limits.memory_mib, limits.slice_bytes) == (mib, mib * 2**20 // 64)
     assert RunOptions.of(memory=text, whole=True).limits.slice_bytes is None
 
 

@@ -17,7 +17,12 @@ from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import Shape
 from attn_export.parts.whole_models.layer_errors import says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
-from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, largest_unit
+from attn_export.parts.whole_models.unit_weights import (
+    give_back,
+    in_step,
+    is_by_unit,
+    largest_unit,
+)
 from attn_export.results import BASE, Arrays, Case, Golden, LayerError, TensorNames
 from attn_export.tensorfile import numpy_dtype
 from attn_export.truth.allowed import run_count
@@ -26,7 +31,7 @@ from attn_export.truth.float64_mode import widened_arrays
 from attn_export.truth.operations import RoundingRecorder, math_backend
 from attn_export.truth.ties import TieOrder
 
-_LEAST_HELD, _MOST_HELD = 2**28, 2**30
+_LEAST_HELD, _MOST_HELD = 2**27, 2**30
 """The bytes of outputs of the runs that are made together, if they are of several cases: twice as
 many as the weights of the largest unit take in float64, within these limits."""
 
@@ -89,6 +94,7 @@ class UnitOracle(ModelOracle):
                 yield self.golden(case)
                 if case.name != BASE:  # on which there are notes
                     del self._made[id(case.inputs)]
+            give_back()
 
     def truths(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of several float64 runs, which are made together."""

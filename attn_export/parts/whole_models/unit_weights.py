@@ -384,8 +384,13 @@ def _load(unit: nn.Module) -> None:
 
 
 def _drop(unit: nn.Module) -> None:
-    """Put the placeholders of the weights of a unit back, and give the memory back."""
+    """Put the placeholders of the weights of a unit back, and give their memory back."""
     _drop_weights(unit)
+    give_back()
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
 
