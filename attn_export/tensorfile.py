@@ -81,15 +81,19 @@ _MAPPED_FROM = 2**16
 
 def mapped(folder: Path, stem: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return arrays that `write_tensors` wrote, large ones as views of their files."""
-    views = dict(arrays)
-    for number, (name, array) in enumerate(arrays.items()):
-        # Windows removes no file that is mapped.
-        if array.nbytes >= _MAPPED_FROM and sys.byteorder == "little" and os.name == "posix":
-            path = folder / f"{stem}_{number}.pb"
-            start = path.stat().st_size - array.nbytes  # values are the last field
-            # Not read-only, as PyTorch takes no such arrays; what is written stays in memory.
-            views[name] = np.memmap(path, array.dtype, "c", start, array.shape)
-    return views
+    return {
+        name: _mapped(folder / f"{stem}_{number}.pb", array)
+        for number, (name, array) in enumerate(arrays.items())
+    }
+
+
+def _mapped(path: Path, array: Array) -> Array:
+    # Windows removes no file that is mapped.
+    if array.nbytes < _MAPPED_FROM or sys.byteorder != "little" or os.name != "posix":
+        return array
+    start = path.stat().st_size - array.nbytes  # values are the last field
+    # Not read-only, as PyTorch takes no such arrays; what is written stays in memory.
+    return np.memmap(path, array.dtype, "c", start, array.shape)
 
 
 def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -109,8 +113,12 @@ def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.
 
 
 def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
-    """Return the outputs of a runtime in `output_0.pb` …, by the names in the files."""
-    return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
+    """Return the outputs of a runtime in `output_0.pb` …, by the names in the files.
+
+    Large ones are views of the files.
+    """
+    paths = [folder / f"output_{number}.pb" for number in range(count)]
+    return {name: _mapped(path, array) for path in paths for name, array in [read_tensor(path)]}
 
 
 def numpy_dtype(name: str) -> np.dtype:

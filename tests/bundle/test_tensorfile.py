@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.tensorfile import read_tensor, write_npz, write_tensor
+from attn_export.tensorfile import (
+    read_outputs,
+    read_tensor,
+    write_npz,
+    write_tensor,
+    write_tensors,
+)
 from attn_export.tensorproto import DTYPES
 
 quick = settings(
@@ -216,3 +222,12 @@ def test_arrays_of_any_name_are_written_into_one_file(tmp_path: Path):
         assert {name: found[name].tolist() for name in found} == {
             name: array.tolist() for name, array in arrays.items()
         }
+
+
+def test_large_outputs_are_views_of_their_files(tmp_path):
+    arrays = {"small": np.arange(6.0).reshape(2, 3), "large": np.arange(2.0**14).reshape(2, -1)}
+    write_tensors(tmp_path, "output", arrays)
+    found = read_outputs(tmp_path, 2)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert [isinstance(array, np.memmap) for array in found.values()] == [False, True]
