@@ -89,7 +89,8 @@ def mapped(folder: Path, stem: str, arrays: Mapping[str, Array]) -> dict[str, Ar
 
 def _mapped(path: Path, array: Array) -> Array:
     # Windows removes no file that is mapped.
-    if array.nbytes < _MAPPED_FROM or sys.byteorder != "little" or os.name != "posix":
+    is_large = array.nbytes >= _MAPPED_FROM and path.is_file()  # else drawn by its seed
+    if not is_large or sys.byteorder != "little" or os.name != "posix":
         return array
     start = path.stat().st_size - array.nbytes  # values are the last field
     # Not read-only, as PyTorch takes no such arrays; what is written stays in memory.

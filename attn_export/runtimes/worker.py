@@ -19,7 +19,7 @@ from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import Jobs, Send, outcome_of
 from attn_export.runtimes.decode_steps import PAST_LENGTH, decode, decode_returned
 from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, SLICES, Engine, Runtime
-from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
+from attn_export.tensorfile import ArrayDict, mapped, read_tensors, write_tensors
 
 # -- the layout of a graph ----------------------------------------------------------------------
 
@@ -100,7 +100,9 @@ def _plain_runs(job: Job) -> Iterator[tuple[ArrayDict, Mapping[str, str]]]:
     for case in job["cases"]:
         if case["decode"]:
             continue
-        inputs = read_tensors(Path(case["inputs"]), "input", job["inputs"])
+        folder = Path(case["inputs"])
+        # Those of all runs are held at once.
+        inputs = mapped(folder, "input", read_tensors(folder, "input", job["inputs"]))
         given = to_graph_layout(inputs, graph_file["layouts"], graph_file["dtypes"])
         yield given, graph_file["bound"]
         if graph_file["bound"]:
