@@ -45,6 +45,7 @@ from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
+from attn_export.parts.whole_models.sentence_model import VECTOR
 from attn_export.runtimes.decode_inputs import ENCODED
 
 _INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
@@ -196,6 +197,8 @@ def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
         if isinstance(x, torch.Tensor) and x.ndim > 1 and len(x) == batch
         and x.is_floating_point() and not _INNER.fullmatch(name)
     ]  # fmt: skip
+    if VECTOR in fields:
+        return [VECTOR]
     if not fields:
         raise ExportError(f"{model.config.model_type} has no output that could be one of a graph")
     return fields

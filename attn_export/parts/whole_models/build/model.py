@@ -172,7 +172,8 @@ def subject_of_model(
         is_ours and not weights and not rounded and subject.unread is None and os.name == "posix"
         and is_large_model(loaded)
     )  # fmt: skip
-    files = files_of(loaded, Path(model) if is_ours else None)
+    positions = limits_of(loaded).positions
+    files = files_of(loaded, Path(model) if is_ours else None, positions)
     return subject.having(files=files, maps_weights=maps_weights)
 
 
