@@ -132,9 +132,11 @@ def files_of(model: Any, checkpoint: Path | None, positions: int) -> dict[str, b
             own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
         ends = said.ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
         files[ENDS] = msgspec.json.encode(msgspec.structs.replace(said, eos_token_id=ends))
-    elif checkpoint is not None and model.main_input_name == "input_ids":
-        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
-        files[TEXTS] = msgspec.json.encode(text_inputs_of(checkpoint, positions, pad or 0))
+    elif model.main_input_name == "input_ids" and not model.config.is_encoder_decoder:
+        config = model.config.get_text_config()
+        pad, count = getattr(config, "pad_token_id", None), config.vocab_size
+        texts = text_inputs_of(checkpoint, positions, count, pad or 0)
+        files[TEXTS] = msgspec.json.encode(texts)
     if checkpoint is not None and (checkpoint / TOKENIZER).is_file():
         files[TOKENIZER] = _checked_tokenizer(checkpoint / TOKENIZER)
     return files

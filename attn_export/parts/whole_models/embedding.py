@@ -53,13 +53,13 @@ class Embedder:
                 f"{folder} takes {printable(', '.join(sorted(unknown)), 80)}, too, which embed "
                 "does not have; give an encoder of texts"
             )
+        self._texts, self.cut = read_text_inputs(folder), 0
         (file,) = select_graphs(manifest.shipped, dialect, folder, PREFERRED["cpu"])[:1]
         found = [name for name in _OUTPUTS if name in manifest.outputs]
         by_token = [n for n, x in manifest.outputs.items() if QUERY_LEN in x.shape]
         self.output = (found or by_token or list(manifest.outputs))[0]
         self.is_by_token = self.output in by_token
         self._inputs, self._text = manifest.inputs, BundleText(folder)
-        self._texts, self.cut = read_text_inputs(folder), 0
         self._session = load_session(folder / file.name, threads, "cpu")
 
     def of_texts(
@@ -110,7 +110,7 @@ class Embedder:
                 raise UsageError(
                     f"text {number} has {counted(len(each), 'token')}; give 1 to {most}"
                 )
-            check_ids(f"text {number}", np.asarray(each), int(self._inputs[IDS].high) + 1)
+            check_ids(f"text {number}", np.asarray(each), self._texts.vocabulary)
 
     def _batch(
         self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]

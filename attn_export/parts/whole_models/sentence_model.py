@@ -72,6 +72,13 @@ POOLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Poolings by name, from tokens `[B, L, E]` and a mask `[B, L]`. Padding has no influence, on
 either side."""
 
+POOLED: Mapping[str, str] = {
+    "cls": "the first token", "max": "the maximum", "mean": "the mean",
+    "mean_sqrt_len_tokens": "the sum over the root of the length",
+    "weightedmean": "the weighted mean", "lasttoken": "the last token",
+}  # fmt: skip
+"""What poolings are called."""
+
 
 class Pooling(nn.Module):
     """Makes a vector of the tokens of a text; those of several poolings are joined."""

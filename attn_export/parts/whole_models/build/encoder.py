@@ -83,7 +83,7 @@ class BuiltEncoder(Subject):
         outputs = built_ends(types, are_outputs=True)
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
-        self._maker.find_of_last(own)
+        self._maker.find_read_padding(own)
         self._settle(
             oracle=self.own_oracle, rewrite=rewrite_weights,
             in_float32=lambda: type(self)(*in_dtype(model, (), "float32")),
