@@ -19,7 +19,7 @@ from attn_export.weights.source import CONFIG, listed, open_source, shown, stays
 if TYPE_CHECKING:
     import torch
 
-    from attn_export.parts.whole_models.sentence_model import Dense, Pooling, SentenceModel
+    from attn_export.parts.whole_models.sentence_model import Dense, SentenceModel
 
 MODULES = "modules.json"
 """The file that makes a folder one of sentence-transformers."""
@@ -113,14 +113,13 @@ class SentenceFolder:
             SentenceModel,
         )
 
+        self._check_widths(transformer)
         after = {
             name: _dense(path, config, transformer.dtype) if name.startswith("dense") else
             Normalize()
             for name, (path, config) in self.layers.items()
         }  # fmt: skip
-        pooling: Pooling = Pooling(self.modes)
-        self._check_widths(transformer)
-        return SentenceModel(transformer, pooling, after).eval()
+        return SentenceModel(transformer, Pooling(self.modes), after).eval()
 
     def _check_widths(self, transformer: Any) -> None:
         """Refuse layers that do not take what the ones before them give."""

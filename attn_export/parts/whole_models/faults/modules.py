@@ -97,7 +97,8 @@ def _other_pairs(old: _Forward) -> _Forward:
 
 def _pooled(mode: str, module: Any, _: _Forward) -> _Forward | None:
     """Return another pooling; None if it is the module's own."""
-    return None if module.modes == (mode,) else POOLINGS[mode]
+    own = module.modes == (mode,)
+    return None if own else lambda tokens, mask: POOLINGS[mode](tokens, mask)
 
 
 def _normalised(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -136,7 +137,7 @@ _FORWARDS: Sequence[tuple[str, str, str, Callable[[Any, _Forward], Any]]] = (
     ("pooling", "Pooling", "{} takes the first slot, be it padding", lambda module, _:
      None if module.modes != ("cls",) else lambda tokens, _: tokens[:, 0]),
     ("pooling", "Normalize|Dense", "{} is missing", lambda *_: lambda x: x),
-    ("pooling", "Dense", "{} has no activation", lambda module, _: module.linear.forward),
+    ("pooling", "Dense", "{} has no activation", lambda module, _: lambda x: module.linear(x)),
     ("pooling", "SentenceModel", "the vector is divided by its length, which the folder does not "
      "ask for", lambda _, old: lambda **given: _normalised(old(**given))),
     ("norm", ".*Norm", "{} is missing", lambda *_: lambda x, *_, **__: x),
