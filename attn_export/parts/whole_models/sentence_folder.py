@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -88,9 +88,6 @@ class _LayerConfig(Struct, frozen=True):
     use_residual: bool = False
 
 
-_S = TypeVar("_S", bound=Struct)
-
-
 @dataclasses.dataclass(frozen=True)
 class SentenceFolder:
     """A folder of sentence-transformers.
@@ -167,7 +164,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
 def _modes(folder: Path) -> tuple[str, ...]:
     from attn_export.parts.whole_models.sentence_model import POOLINGS
 
-    config = _read(folder / CONFIG, _PoolingConfig)
+    config: _PoolingConfig = _read(folder / CONFIG, _PoolingConfig)
     for mode in config.modes:
         if mode not in POOLINGS:
             raise WeightsError(

@@ -97,7 +97,8 @@ class Dense(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: nn.Module) -> None:
         super().__init__()
-        self.linear = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta")
+        outputs, inputs = weight.shape
+        self.linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
         self.linear.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             self.linear.bias = nn.Parameter(bias, requires_grad=False)

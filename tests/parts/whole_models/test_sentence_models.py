@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from sentence_folders import DENSE, LAST, MEAN, add_tokenizer, sentence_folder
@@ -15,7 +16,7 @@ from shared import once
 from test_built_models import worst_error
 from torch.nn import functional as F
 
-from attn_export import Subject
+from attn_export import Subject, build
 from attn_export.commands.main import run
 from attn_export.errors import UsageError, WeightsError
 from attn_export.explain.explanation import SearchWork
@@ -94,6 +95,20 @@ def expected(ids: list[int]) -> np.ndarray:
     with torch.inference_mode():
         tokens = model.transformer(input_ids=torch.tensor([ids])).last_hidden_state
         return np.asarray(F.normalize(tokens.mean(1), dim=-1)[0])
+
+
+def test_weights_of_an_encoder_are_integers_within_a_budget(tmp_path):
+    folder = sentence_folder(tmp_path / "model", MEAN, (("Dense", DENSE), *NORM))
+    subject = Subject.from_model(folder, weights_dtype="int8")
+    report = build(
+        subject, tmp_path / "out", dialects=["standard"], runtimes=["ort-cpu"],
+        budgets=["cosine>=0.99"],
+    )  # fmt: skip
+    assert report.passed, str(report)
+    assert {x.part for x in report.quality.outputs} >= {VECTOR}
+    assert all(0.99 < x.cosine < 1 for x in report.quality.outputs)
+    nodes = [node.op_type for node in onnx.load(tmp_path / "out/model.onnx").graph.node]
+    assert nodes.count("DequantizeLinear") == 2 * 4 + 1  # q, k and v are packed
 
 
 TEXTS = ("a b c", "z", "A b c d e f g h i j k l m n", "", "c a")

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 from attn_export.parts.whole_models.build.attention import attend
 
-_Forward = Callable[..., tuple[Tensor, ...]]
+_Forward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def _mpnet(
     module: Any, hidden_states: Tensor, attention_mask: Tensor | None = None,
     position_bias: Tensor | None = None, **_: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the attention of MPNet, whose bias is that of T5."""
     heads = (*hidden_states.shape[:-1], -1, module.attention_head_size)
     query, key, value = (
         project(hidden_states).view(heads).transpose(1, 2)
         for project in (module.q, module.k, module.v)
     )
-    attended, _ = attend(module, query, key, value, attention_mask, position_bias=position_bias)
+    attended = attend(module, query, key, value, attention_mask, position_bias=position_bias)[0]
     return (module.o(attended.flatten(2)),)
 
 
@@ -36,7 +36,7 @@ def _deberta(
     module: Any, hidden_states: Tensor, attention_mask: Tensor, _output_attentions: bool = False,
     query_states: Tensor | None = None, relative_pos: Tensor | None = None,
     rel_embeddings: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the attention of DeBERTa, whose biases depend on contents and distances."""
     heads = module.num_attention_heads
     asking = hidden_states if query_states is None else query_states
@@ -57,10 +57,10 @@ def _deberta(
     mask = torch.zeros_like(attention_mask, dtype=query.dtype)
     mask = mask.masked_fill(~attention_mask.bool(), least)
     query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
-    attended, _ = attend(
+    attended = attend(
         module, query, key, value, mask,
         scaling=(parts * query.shape[-1]) ** -0.5, position_bias=bias,
-    )  # fmt: skip
+    )[0]  # fmt: skip
     return attended.flatten(2), None
 
 
