@@ -45,6 +45,12 @@ class _Module(Struct, frozen=True):
         return self.type.rpartition(".")[2]
 
 
+class _TransformerConfig(Struct, frozen=True):
+    """A config of `Transformer`."""
+
+    transformer_task: _Text = "feature-extraction"
+
+
 class _PoolingConfig(Struct, frozen=True):
     """A config of `Pooling`: `pooling_mode`, or a flag for each mode as older releases wrote."""
 
@@ -132,7 +138,7 @@ class SentenceFolder:
 
 
 def read_sentence_folder(folder: Path) -> SentenceFolder | None:
-    """Return what a folder of sentence-transformers holds; None if it is none."""
+    """Return what a folder of sentence-transformers holds; None if it is none, or a classifier."""
     path = folder / MODULES
     if not path.is_file():
         return None
@@ -150,15 +156,29 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
             )
         if each.kwargs:
             raise WeightsError(f"{path}: {place} takes kwargs, which is not supported; {_ALONE}")
+    task = _task(folder / modules[0].path) if modules else ""
+    if kinds == ["Transformer"] and task == "sequence-classification" and not modules[0].path:
+        return None  # a cross encoder, which is a checkpoint as any other
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & {*kinds[2:]}:
         raise WeightsError(
             f"{path} has {listed(kinds)}; supported are Transformer, Pooling, and then Dense and "
             f"Normalize; {_ALONE}"
         )
+    if task != "feature-extraction":
+        raise WeightsError(f"{path}: transformer_task {shown(task)!r} is not supported; {_ALONE}")
     layers: dict[str, tuple[Path, _LayerConfig]] = {}
     for number, each in enumerate(modules[2:], start=2):
         layers[f"{each.kind.lower()}_{number}"] = _layer(folder / each.path, each.kind)
     return SentenceFolder(folder / modules[0].path, _modes(folder / modules[1].path), layers)
+
+
+def _task(folder: Path) -> str:
+    """Return what the transformer is for; older releases do not say it."""
+    path = folder / "sentence_bert_config.json"
+    config: _TransformerConfig = (
+        _read(path, _TransformerConfig) if path.is_file() else (_TransformerConfig())
+    )
+    return config.transformer_task
 
 
 def _modes(folder: Path) -> tuple[str, ...]:

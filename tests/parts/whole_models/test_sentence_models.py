@@ -17,6 +17,7 @@ from test_built_models import worst_error
 from torch.nn import functional as F
 
 from attn_export import Subject, build
+from attn_export.bundle.text_inputs import TextInputs, text_inputs_of
 from attn_export.commands.main import run
 from attn_export.errors import UsageError, WeightsError
 from attn_export.explain.explanation import SearchWork
@@ -25,6 +26,7 @@ from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.loaded_model import load_model
 from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.parts.whole_models.sentence_folder import read_sentence_folder
 from attn_export.parts.whole_models.sentence_model import POOLINGS, VECTOR
 from attn_export.truth.float64_mode import widened_copy
 
@@ -77,24 +79,29 @@ def test_a_folder_is_one_module_that_gives_the_vector(
     assert all(case.judged_rows[VECTOR] == case.ignored_rows for case in padded)
 
 
-def built() -> Path:
-    """Return a bundle of a tiny folder with a tokenizer, built once."""
+def built(kind: str = "bert") -> Path:
+    """Return a bundle of a tiny folder with a tokenizer, built once; decoders pad on the left."""
 
     def make(folder: Path) -> None:
-        model = sentence_folder(Path(f"{folder}.model"), MEAN, num_hidden_layers=1)
+        pooling = MEAN if kind == "bert" else LAST
+        model = sentence_folder(Path(f"{folder}.model"), pooling, kind=kind, num_hidden_layers=1)
         add_tokenizer(model)
+        if pooling is LAST:
+            config = '{"padding_side": "left", "model_max_length": 1000000000000000019884624838656}'
+            (model / "tokenizer_config.json").write_text(config)
         options = ("-o", str(folder), "--runtime", "ort-cpu", "--dialect", "ort", "--quiet")
         assert run(["build", "--model", str(model), *options]) == 0
 
-    return once("models/sentences", make)
+    return once(f"models/sentences_{kind}", make)
 
 
-def expected(ids: list[int]) -> np.ndarray:
+def expected(kind: str, ids: list[int]) -> np.ndarray:
     """Return the vector of transformers' tokens, pooled here."""
-    model, _ = load_model(Path(f"{built()}.model"))
+    model, _ = load_model(Path(f"{built(kind)}.model"))
     with torch.inference_mode():
         tokens = model.transformer(input_ids=torch.tensor([ids])).last_hidden_state
-        return np.asarray(F.normalize(tokens.mean(1), dim=-1)[0])
+        pooled = tokens.mean(1) if kind == "bert" else tokens[:, -1]
+        return np.asarray(F.normalize(pooled, dim=-1)[0])
 
 
 def test_weights_of_an_encoder_are_integers_within_a_budget(tmp_path):
@@ -116,13 +123,13 @@ IDS = ([1, 4, 5, 6, 2], [1, 29, 2], [1, *range(4, 14), 2], [1, 2], [1, 6, 4, 2])
 """What the texts are in tokens: in lower case, and cut to 12."""
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_vectors_of_texts_are_in_their_order_whatever_the_batches(batch_size):
-    embedder = Embedder(built(), threads=1)
+@pytest.mark.parametrize(("kind", "batch_size"), [("bert", 1), ("bert", 2), ("llama", 3)])
+def test_vectors_of_texts_are_in_their_order_whatever_the_batches(kind, batch_size):
+    embedder = Embedder(built(kind), threads=1)
     rows = embedder.of_texts([(text,) for text in TEXTS], batch_size)
     assert embedder.cut == 1
     for row, ids in zip(rows, IDS, strict=True):
-        np.testing.assert_allclose(row, expected([*ids]), atol=2e-6)
+        np.testing.assert_allclose(row, expected(kind, [*ids]), atol=2e-6)
 
 
 def test_the_command_embeds_files_texts_and_ids(tmp_path, capsys, monkeypatch):
@@ -136,6 +143,23 @@ def test_the_command_embeds_files_texts_and_ids(tmp_path, capsys, monkeypatch):
         assert run(["embed", str(built()), *options]) == 0
         found = json.loads(capsys.readouterr().out)
         np.testing.assert_allclose(found, vectors[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sentence", "expected"),
+    [
+        ({}, {}, TextInputs(512, 64)),
+        ({"model_max_length": 1e30, "padding_side": "left"}, {},
+         TextInputs(512, 64, 0, "left")),
+        ({"model_max_length": 128}, {"max_seq_length": None}, TextInputs(128, 64)),
+        ({"model_max_length": 128}, {"max_seq_length": 256, "do_lower_case": True},
+         TextInputs(256, 64, 0, "right", True)),
+    ],
+)  # fmt: skip
+def test_texts_are_cut_and_padded_as_the_checkpoint_says(tokenizer, sentence, expected, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(sentence))
+    assert text_inputs_of(tmp_path, 512, 64, 0) == expected
 
 
 def test_pairs_have_token_types():
@@ -206,6 +230,10 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "input": (_json("2_Dense/config.json", module_input_name="x"), "x is not supported"),
     "width": (_json("2_Dense/config.json", in_features=31), "in_features is 31"),
     "shape": (_json("2_Dense/config.json", out_features=16), "its config says linear.weight"),
+    "task": (
+        _json("sentence_bert_config.json", transformer_task="fill-mask"),
+        "transformer_task 'fill-mask' is not supported",
+    ),
     "pickle": (_pickled, "holds pickles only"),
     "no list": (lambda folder: (folder / "modules.json").write_text("{}"), "Expected `array`"),
 }  # fmt: skip
@@ -220,6 +248,13 @@ def test_what_is_unknown_in_a_folder_is_refused_in_one_line(name, tmp_path):
         Subject.from_model(folder)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_folder_of_a_cross_encoder_is_a_checkpoint_as_any_other(tmp_path):
+    folder = sentence_folder(tmp_path / "model", MEAN)
+    _modules(lambda modules: modules.__delitem__(slice(1, 3)))(folder)
+    _json("sentence_bert_config.json", transformer_task="sequence-classification")(folder)
+    assert read_sentence_folder(folder) is None
 
 
 # -- causes -------------------------------------------------------------------------------------
