@@ -32,7 +32,9 @@ from attn_export.untrusted_files import MOST_TEXT, read_text
     help="Threads, at most one per core.  [default: all cores]",
 )  # fmt: skip
 @option("--dialect", metavar="NAME", help="The graph to run.  [default: the fastest]")
-@file_option("-o", "output", "A .npy file for the vectors.  [default: JSON lines on stdout]")
+@file_option(
+    "--output", "output", "A .npy file for the vectors.  [default: JSON lines on stdout]", "-o"
+)
 @quiet_option
 def embed_command(
     bundle: Path,

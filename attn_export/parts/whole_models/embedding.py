@@ -13,6 +13,7 @@ from attn_export.errors import RuntimeFailure, UsageError, counted, one_line, pr
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.runtimes.decode_buffers import PREFERRED, load_session, select_graphs
 from attn_export.runtimes.decode_inputs import IDS, PAST_LENGTH, QUERY_LEN, check_ids
+from attn_export.runtimes.protocol import Limits
 
 MASK, TYPES = "attention_mask", "token_type_ids"
 
@@ -28,7 +29,7 @@ class Embedder:
 
     Args:
         bundle: The folder of a bundle that `build --model` wrote of a model of texts.
-        threads: The number of threads. Default: all cores.
+        threads: The number of threads, at most one for each core. Default: all cores.
         dialect: The dialect of the graph. Default: the fastest one that the bundle has.
 
     Attributes:
@@ -60,6 +61,7 @@ class Embedder:
         self.output = (found or by_token or list(manifest.outputs))[0]
         self.is_by_token = self.output in by_token
         self._inputs, self._text = manifest.inputs, BundleText(folder)
+        threads = threads and min(threads, Limits.default().threads)
         self._session = load_session(folder / file.name, threads, "cpu")
 
     def of_texts(
