@@ -64,9 +64,9 @@ def embed_command(
     with progress(quiet=quiet) as bar:
         bar.phase("loading the graph")
         embedder = Embedder(bundle, threads=threads, dialect=dialect)
-        bar.expect(-(-len(lines) // batch_size))
+        bar.expect(len(lines))
 
-        def advance(_: int) -> None:
+        def advance() -> None:
             bar.advance("embedding")
 
         if are_ids:

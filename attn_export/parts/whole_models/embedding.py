@@ -20,6 +20,9 @@ MASK, TYPES = "attention_mask", "token_type_ids"
 _OUTPUTS = ("sentence_embedding", "logits", "pooler_output", "text_embeds")
 """The outputs to choose from, the first of these that there is."""
 
+_ALIKE = 0.75
+"""The least length of a sequence beside the longest one of its batch."""
+
 _AT_ONCE = 4096
 """The number of texts that are cut into tokens together."""
 
@@ -66,7 +69,7 @@ class Embedder:
 
     def of_texts(
         self, texts: Sequence[Sequence[str]], batch_size: int = 32,
-        advance: Callable[[int], None] = lambda _: None,
+        advance: Callable[[], None] = lambda: None,
     ) -> list[np.ndarray]:  # fmt: skip
         """Return the output for each text, or pair of texts, in their order."""
         ids, types = list[list[int]](), list[list[int]]()
@@ -79,20 +82,16 @@ class Embedder:
 
     def of_ids(
         self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] = (),
-        batch_size: int = 32, advance: Callable[[int], None] = lambda _: None,
+        batch_size: int = 32, advance: Callable[[], None] = lambda: None,
     ) -> list[np.ndarray]:  # fmt: skip
         """Return the output for each sequence of token ids, in their order.
 
         `types`: The types of the tokens, if there are several. Default: 0.
-        `advance`: Is told the number of sequences that are done.
+        `advance`: Is called after each sequence.
         """
         self._check(ids)
-        lengths = np.array([len(each) for each in ids], np.int64)
-        # Sequences of about one length are together, so that there is little padding.
-        order = np.argsort(-lengths, kind="stable")
         rows: list[np.ndarray] = [np.zeros(0)] * len(ids)
-        for start in range(0, len(ids), batch_size):
-            chosen = order[start : start + batch_size].tolist()
+        for chosen in _batches([len(each) for each in ids], batch_size):
             batch = self._batch([ids[n] for n in chosen], [types[n] for n in chosen if types])
             try:
                 given = {name: batch[name] for name in self._inputs}
@@ -102,7 +101,7 @@ class Embedder:
             for row, number in enumerate(chosen):
                 shown = batch[MASK][row] != 0 if self.is_by_token else ...
                 rows[number] = found[row][shown]
-            advance(len(chosen))
+                advance()
         return rows
 
     def _check(self, ids: Sequence[Sequence[int]]) -> None:
@@ -129,6 +128,18 @@ class Embedder:
             if TYPES in batch and types:
                 batch[TYPES][row, at] = types[row]
         return batch
+
+
+def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield the indices of sequences that run together: a quarter of a batch is padding at most."""
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if batch and (len(batch) == most or lengths[number] < _ALIKE * lengths[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
 
 
 def normalised(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:

@@ -21,6 +21,7 @@ from attn_export.bundle.text_inputs import TextInputs, text_inputs_of
 from attn_export.commands.main import run
 from attn_export.errors import UsageError, WeightsError
 from attn_export.explain.explanation import SearchWork
+from attn_export.parts.whole_models import embedding
 from attn_export.parts.whole_models.embedding import Embedder
 from attn_export.parts.whole_models.export_layouts import End, Entry
 from attn_export.parts.whole_models.faults.model_search import find_cause
@@ -160,6 +161,11 @@ def test_texts_are_cut_and_padded_as_the_checkpoint_says(tokenizer, sentence, ex
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(sentence))
     assert text_inputs_of(tmp_path, 512, 64, 0) == expected
+
+
+def test_texts_of_about_one_length_run_together():
+    lengths = [3, 100, 4, 80, 70, 4, 4]
+    assert [*embedding._batches(lengths, 3)] == [[1, 3], [4], [2, 5, 6], [0]]
 
 
 def test_pairs_have_token_types():
