@@ -88,9 +88,9 @@ def _check_folder(_: object, __: object, file: str | None) -> str | None:
     return file
 
 
-def file_option(flag: str, name: str, help_text: str) -> Option:
+def file_option(flag: str, name: str, help_text: str, *short: str) -> Option:
     """Return an option for a file to write, whose folder must exist."""
-    return option(flag, name, metavar="FILE", help=help_text, callback=_check_folder)
+    return option(*short, flag, name, metavar="FILE", help=help_text, callback=_check_folder)
 
 
 def json_option(help_text: str) -> Option:

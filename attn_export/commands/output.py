@@ -153,8 +153,8 @@ def output_options(command: Command) -> Command:
     return add(merged)
 
 
-def write_file(file: str, text: str) -> None:
-    """Write a text to a file in one step, or to stdout."""
+def write_file(file: str, text: str | bytes) -> None:
+    """Write a file in one step, or to stdout."""
     if file == STDOUT:
         echo(text, nl=False)
         return

@@ -154,7 +154,7 @@ def _read_index(path: Path) -> dict[str, Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{path} has no weight_map; give the *.safetensors.index.json")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _stays_inside(shard):
+        if not isinstance(shard, str) or not stays_inside(shard):
             raise WeightsError(
                 f"{path} says that {shown(name)} is in {shown(str(shard))!r}, which is not a file "
                 "of that folder; download the index again"
@@ -162,7 +162,7 @@ def _read_index(path: Path) -> dict[str, Path]:
     return {name: path.parent / shard for name, shard in weight_map.items()}
 
 
-def _stays_inside(shard: str) -> bool:
+def stays_inside(shard: str) -> bool:
     """Return whether the relative path of a shard stays inside the folder of the index."""
     # Links are not followed, since Hugging Face's cache links every file to another folder.
     if not shard.strip() or not shard.isprintable():

@@ -3,7 +3,10 @@
 from attn_export.optional_parts import Part
 
 PART = Part(
-    commands={"generate": f"{__name__}.generate_command"},
+    commands={
+        "generate": f"{__name__}.generate_command",
+        "embed": f"{__name__}.embed_command",
+    },
     hooks={
         "compare_models": f"{__name__}.compare_models",
         "compare_quantised": f"{__name__}.compare_quantised",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from attn_export.bundle.text_ends import ENDS, TOKENIZER, Generation, read_generation
+from attn_export.bundle.text_inputs import TEXTS, TextInputs, text_inputs_of
 from attn_export.errors import BundleError, GraphError, UsageError, one_line
 from attn_export.runtimes.child import Child, ChildFailedError, child_command, limited
 from attn_export.runtimes.child_main import Jobs, Send
@@ -34,6 +35,21 @@ _CONTEXT = 6
 """The number of tokens before the first new one that it is decoded with, as spaces depend on it."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Texts, or pairs of them, as tokens.
+
+    Attributes:
+        ids: The ids of the tokens of each.
+        types: Their types: 1 in the second text of a pair, if the tokenizer says so.
+        cut: The number of those that were longer than allowed.
+    """
+
+    ids: list[list[int]]
+    types: list[list[int]]
+    cut: int
+
+
 class BundleText:
     """The tokenizer of a bundle, which a process with limits reads and runs: it is native code.
 
@@ -52,6 +68,11 @@ class BundleText:
         if not ids:
             raise UsageError("the prompt has no token; give a text")
         return ids
+
+    def encode_all(self, texts: Sequence[Sequence[str]], how: TextInputs) -> Texts:
+        """Return the tokens of texts, or of pairs of texts."""
+        cased = [[text.lower() for text in each] if how.lower_case else [*each] for each in texts]
+        return Texts(**self._asked(texts=cased, length=how.max_length))
 
     def decode(self, before: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
         """Yield the text of tokens as it grows; bytes wait until they are a character.
@@ -90,13 +111,20 @@ class BundleText:
             kind = UsageError if error.kind == UsageError.__name__ else BundleError
             if error.kind:
                 raise kind(str(error)) from error
-            what = "text" if "text" in job else "tokens"
+            what = "tokens" if "ids" in job else "text"
             raise BundleError(f"{self._path}: its tokenizer, given {what}, {error}") from error
 
 
-def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
-    """Return what generation needs besides the graphs: files of a bundle, by name."""
+def files_of(model: Any, checkpoint: Path | None, positions: int) -> dict[str, bytes]:
+    """Return what `generate` or `embed` needs besides the graphs: files of a bundle, by name.
+
+    `positions`: The most tokens that the model takes.
+    """
+    from attn_export.parts.whole_models.sentence_folder import read_sentence_folder
+
     files = {}
+    if checkpoint is not None and (sentence := read_sentence_folder(checkpoint)):
+        checkpoint = sentence.transformer
     if model.can_generate():
         said = read_generation(checkpoint) if checkpoint is not None else Generation()
         own = getattr(model.generation_config, "eos_token_id", None)
@@ -104,6 +132,11 @@ def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
             own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
         ends = said.ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
         files[ENDS] = msgspec.json.encode(msgspec.structs.replace(said, eos_token_id=ends))
+    elif model.main_input_name == "input_ids" and not model.config.is_encoder_decoder:
+        config = model.config.get_text_config()
+        pad, count = getattr(config, "pad_token_id", None), config.vocab_size
+        texts = text_inputs_of(checkpoint, positions, count, pad or 0)
+        files[TEXTS] = msgspec.json.encode(texts)
     if checkpoint is not None and (checkpoint / TOKENIZER).is_file():
         files[TOKENIZER] = _checked_tokenizer(checkpoint / TOKENIZER)
     return files
@@ -148,6 +181,10 @@ def _serve(send: Send, jobs: Jobs, path: str) -> None:
     while True:
         job = jobs.get()
         try:
+            if "texts" in job:
+                value: Any = _encoded(tokenizer, job["texts"], job["length"])
+                send("returned", value=value)
+                continue
             if "text" in job:
                 value = tokenizer.encode(job["text"]).ids
             else:
@@ -157,3 +194,14 @@ def _serve(send: Send, jobs: Jobs, path: str) -> None:
         if max([len(value), *(len(x) for x in value if isinstance(x, str))]) > _MOST_LENGTH:
             raise UsageError(f"{path} makes more than {_MOST_LENGTH} tokens or characters of it")
         send("returned", value=value)
+
+
+def _encoded(tokenizer: Any, texts: list[list[str]], length: int) -> dict[str, Any]:
+    """Return the tokens of texts as `Texts` has them, each cut to a length."""
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
+    found = tokenizer.encode_batch_fast([x[0] if len(x) == 1 else (*x,) for x in texts])
+    return {
+        "ids": [each.ids for each in found], "types": [each.type_ids for each in found],
+        "cut": sum(bool(each.overflowing) for each in found),
+    }  # fmt: skip

@@ -18,6 +18,9 @@ from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseMaker, Situation
 from attn_export.results import Arrays, Case
 
+_SHORT = 4
+"""The number of tokens of a batch element that is padded to 9."""
+
 
 def main_input(config: Any, name: str, dtype: str) -> Input:
     """Return the description of the main input of a model; its sizes are those of the config."""
@@ -109,25 +112,70 @@ class EncoderCases(CaseMaker):
     hides = False
     """Whether a token that is padding may see nothing; what models make of that differs."""
 
-    of_last: frozenset[str] = frozenset()
-    """The outputs that are read at the last token, be it padding."""
+    read_at: Mapping[int, frozenset[str]] = {0: frozenset(), -1: frozenset()}
+    """The outputs that are read at the first or the last token, be it padding."""
 
-    def find_of_last(self, call: Callable[..., Sequence[torch.Tensor]]) -> None:
-        """Find the outputs that change with the last token alone, which is hidden padding."""
+    pad: int | None = None
+    """The token that padding must have, since the model finds its last token by it."""
+
+    def find_read_padding(self, call: Callable[..., Sequence[torch.Tensor]]) -> None:
+        """Find the outputs that change with the first or the last token alone, hidden padding.
+
+        If padding that has the model's own token changes none, cases pad with that.
+        """
+        self.read_at = {at: self._read_at(call, at) for at in (0, -1)}
+        config: Any = getattr(call, "config", None)
+        pad = getattr(config, "pad_token_id", None)
+        if self.read_at[-1] and isinstance(pad, int):
+            self.pad = pad
+            if self._reads_pads(call):
+                self.pad = None
+            else:
+                self.read_at = {**self.read_at, -1: frozenset()}
+
+    def _read_at(self, call: Callable[..., Sequence[torch.Tensor]], at: int) -> frozenset[str]:
         ids = self.entry.one("ids")
-        if ids is None or not self.hides:
-            return
-        situation = Situation("of_last", "", (9, 4), (0, 0), "right")
-        inputs = {n: torch.from_numpy(a) for n, a in self.inputs(situation, "of_last").items()}
+        if ids is None or not self.hides or (at == 0 and not self.pads_left):
+            return frozenset()
+        inputs = self._padded(at)
         changed = inputs[ids.name].clone()
-        changed[1, -1] = changed[1, 0]
+        changed[1, at] = (changed[1, at] + 1) % self.limits.vocabulary
         try:
             with torch.inference_mode():
                 one, two = call(**inputs), call(**{**inputs, ids.name: changed})
         except Exception:  # so many tokens are too many
-            return
+            return frozenset()
         differ = (not torch.equal(a[1], b[1]) for a, b in zip(one, two, strict=True))
-        self.of_last = frozenset(itertools.compress(self.entry.outputs, differ))
+        changed_ones = itertools.compress(self.entry.outputs, differ)
+        return frozenset(name for name in changed_ones if len(self.axes[name]) == 2)
+
+    def _reads_pads(self, call: Callable[..., Sequence[torch.Tensor]]) -> bool:
+        """Return whether padding on the right, of the model's own token, changes an output."""
+        inputs = self._padded(-1)
+        alone = {name: x[1:, :_SHORT] for name, x in inputs.items()}
+        try:
+            with torch.inference_mode():
+                pairs = zip(call(**inputs), call(**alone), self.entry.outputs, strict=True)
+        except Exception:  # so few tokens are too few
+            return True
+        return any(
+            not torch.allclose(one[1:], other, rtol=1e-3, atol=1e-5)
+            for one, other, name in pairs
+            if name in self.read_at[-1]
+        )
+
+    def _padded(self, at: int) -> dict[str, torch.Tensor]:
+        """Return inputs of a batch of which the second element is padded at its begin or end."""
+        side = "right" if at else "left"
+        situation = Situation("of_last", "", (9, _SHORT), (0, 0), side)
+        return {n: torch.from_numpy(a) for n, a in self.inputs(situation, "of_last").items()}
+
+    def inputs(self, situation: Situation, seed: str) -> dict[str, np.ndarray]:
+        """Return the inputs of the graph, in its order."""
+        inputs, ids = super().inputs(situation, seed), self.entry.one("ids")
+        if self.pad is not None and ids is not None:
+            inputs[ids.name] = np.where(situation.valid(), inputs[ids.name], self.pad)
+        return inputs
 
     def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
         if not self.entry.one("ids"):
@@ -135,7 +183,7 @@ class EncoderCases(CaseMaker):
         return super()._case(situation, inputs, valid)
 
     def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
-        is_read_at = -1 if end.name in self.of_last else 0
-        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, [0, is_read_at]].all():
+        at = [at for at, names in self.read_at.items() if end.name in names]
+        if self.hides and len(self.axes[end.name]) == 2 and not valid[:, at].all():
             return ()  # it may be that of a token that sees nothing
         return super()._judged(end, situation, valid)

@@ -112,12 +112,7 @@ def _name(dtype: torch.dtype | str) -> str:
 
 ADAPTER = "adapter_config.json"
 
-_BESIDE = {
-    ADAPTER: ("an adapter", "merge it with --adapter FOLDER"),
-    "modules.json": (
-        "what sentence-transformers adds, as pooling", "compute that of last_hidden_state",
-    ),
-}  # fmt: skip
+_BESIDE = {ADAPTER: ("an adapter", "merge it with --adapter FOLDER")}
 """Files of a checkpoint that say what else belongs to the model, with what to do."""
 
 

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from attn_export.errors import ExportError, printable
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
+from attn_export.parts.whole_models.sentence_model import VECTOR
 from attn_export.runtimes.decode_inputs import NEXT_HIDDEN
 
 Rounding = Callable[..., tuple[Tensor, ...]]
@@ -241,8 +242,8 @@ def _no_output(result: Mapping[str, Any], end: End, entry: Entry) -> str:
     free = [n for n, axes in given.items() if n not in used and axes == len(end.shape)]
     name = printable(end.name, 60)
     text = f"{entry.path}: {name} is no output of the model, which gives {', '.join(given)}"
-    if end.usual == "sentence_embedding":
-        return f"{text}; pooling is not judged: export the model alone"
+    if end.usual == VECTOR:
+        return f"{text}; give the folder of sentence-transformers, with modules.json"
     return f"{text}; if it is {free[0]}, give --name {free[0]}={name}" if free else text
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from attn_export.parts.whole_models.integer_checkpoint import (
     with_integers,
 )
 from attn_export.parts.whole_models.model_config import config_of
+from attn_export.parts.whole_models.sentence_folder import SentenceFolder, read_sentence_folder
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, hold_by_unit
 from attn_export.runtimes.child_main import allow_mapped
 from attn_export.runtimes.protocol import Limits
@@ -62,6 +64,8 @@ class _ModelCheckpoint:
         source: Its tensors.
         elements: The number of weights.
         notes: What was left out of config.json.
+        sentence: What sentence-transformers adds to the model.
+        left_out: Tensors of heads that the model lacks.
     """
 
     folder: Path
@@ -70,6 +74,8 @@ class _ModelCheckpoint:
     source: TensorSource
     elements: int
     notes: tuple[str, ...] = ()
+    sentence: SentenceFolder | None = None
+    left_out: frozenset[str] = frozenset()
 
     @property
     def has_encoder(self) -> bool:
@@ -92,7 +98,13 @@ class _ModelCheckpoint:
         One with weights of integers is in float32, which holds what they stand for.
         """
         self._refuse_too_large()
-        return self._loaded()
+        return self._whole(self._loaded())
+
+    def _whole(self, model: Any) -> PreTrainedModel:
+        """Return the model with what sentence-transformers adds to it."""
+        whole: Any = model if self.sentence is None else self.sentence.wrapped(model)
+        made: PreTrainedModel = whole
+        return made
 
     def load_by_unit(self, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Return the model in a type, which holds weights only while the unit that has them runs.
@@ -104,7 +116,7 @@ class _ModelCheckpoint:
         model = self._loaded()
         hold_by_unit(model, {*self.source.files.values()})
         if dtype is None or dtype == model.dtype:
-            return model
+            return self._whole(model)
         import torch
 
         loading: Any = import_module("transformers.core_model_loading")
@@ -123,8 +135,7 @@ class _ModelCheckpoint:
                 path, _, leaf = name.rpartition(".")
                 changed.get_submodule(path)._buffers[leaf] = buffer
         changed.config.dtype = dtype
-        typed: PreTrainedModel = changed
-        return typed
+        return self._whole(changed)
 
     def _without_weights(self, dtype: torch.dtype) -> PreTrainedModel:
         """Return the model in a type, with its buffers, and without weights."""
@@ -141,7 +152,7 @@ class _ModelCheckpoint:
         torch.set_default_dtype(dtype)
         with mock.patch.object(nn.Module, "register_parameter", on_meta):
             try:
-                return self.architecture(copy.deepcopy(self.config))
+                return self.architecture(copy.deepcopy(self.config), **self._without_pooler)
             finally:
                 torch.set_default_dtype(before)
 
@@ -163,7 +174,7 @@ class _ModelCheckpoint:
                     local_files_only=True, attn_implementation="eager", output_loading_info=True,
                     ignore_mismatched_sizes=True,  # they are refused below, by name
                     generation_config=transformers.GenerationConfig(),  # else it opens a file
-                    use_safetensors=True, **given,
+                    use_safetensors=True, **given, **self._without_pooler,
                 )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
             raise WeightsError(
@@ -173,6 +184,7 @@ class _ModelCheckpoint:
         if integers:
             unexpected = found["unexpected_keys"]
             found["unexpected_keys"] = {*unexpected} - integers.zero_biases(unexpected)
+        found["unexpected_keys"] = {*found["unexpected_keys"]} - self.left_out
         self._refuse_others(found)
         if integers:
             integers.keep(model)
@@ -180,6 +192,11 @@ class _ModelCheckpoint:
         model.eval()
         loaded: PreTrainedModel = model
         return loaded
+
+    @property
+    def _without_pooler(self) -> dict[str, bool]:
+        """The argument for a model without the pooler that pooling of its own replaces."""
+        return _without_pooler(self.architecture) if self.sentence else {}
 
     def _refuse_too_large(self) -> None:
         memory = Limits.default().memory_mib
@@ -211,13 +228,44 @@ def read_checkpoint(folder: Path) -> _ModelCheckpoint:
 
     No tensor is read, and no memory is taken that the files do not justify.
     """
+    sentence = read_sentence_folder(folder)
+    folder = sentence.transformer if sentence else folder
     source, of = open_source(folder), integer_format(folder / CONFIG)
     source = source if of is None else with_integers(source, of)
     notes: list[str] = []
-    config, architecture = config_of(folder / CONFIG, notes)
+    config, architecture = config_of(folder / CONFIG, notes, is_base=sentence is not None)
     stored = source.describe(source.files)
     elements = _bound(folder, config, architecture, stored)
-    return _ModelCheckpoint(folder, config, architecture, source, elements, tuple(notes))
+    left_out = frozenset(_heads(config, architecture, stored)) if sentence else frozenset()
+    if left_out:
+        notes.append(f"heads that pooling does not read, left out: {listed(sorted(left_out))}")
+    return _ModelCheckpoint(
+        folder, config, architecture, source, elements, tuple(notes), sentence, left_out
+    )
+
+
+def _without_pooler(architecture: type[PreTrainedModel]) -> dict[str, bool]:
+    taken = inspect.signature(architecture.__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in taken else {}
+
+
+def _heads(
+    config: PreTrainedConfig, architecture: type[PreTrainedModel], stored: Iterable[str]
+) -> Iterator[str]:
+    """Yield the tensors of a checkpoint that are in no module of the model without a head."""
+    import torch
+
+    with torch.device("meta"):
+        parts = {
+            name
+            for name, _ in architecture(config, **_without_pooler(architecture)).named_children()
+        }
+    prefix = f"{architecture.base_model_prefix}."
+    for name in stored:
+        first = name.removeprefix(prefix).partition(".")[0]
+        # A head is beside the model, and a pooler is the last of its modules.
+        if first not in parts and (first == "pooler" or not name.startswith(prefix)):
+            yield name
 
 
 def _bound(

@@ -46,8 +46,13 @@ _MOST = 2**40
 """The largest size in a config: products of a few such numbers stay exact in float64."""
 
 
-def config_of(path: Path, notes: list[str]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Return the config in a config.json, and the class of the model that it names."""
+def config_of(
+    path: Path, notes: list[str], *, is_base: bool = False
+) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """Return the config in a config.json, and the class of the model that it names.
+
+    `is_base`: Whether the class is that of the model without a head, whichever is named.
+    """
     from transformers import CONFIG_MAPPING
 
     values = read_json(path, "the config")
@@ -57,7 +62,8 @@ def config_of(path: Path, notes: list[str]) -> tuple[PreTrainedConfig, type[PreT
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise WeightsError(f"{path}: model_type {shown(repr(kind))} is none of transformers'")
-    architecture = _architecture(path, kind, values.get("architectures"))
+    named = _base_of(path, kind) if is_base else values.get("architectures")
+    architecture = _architecture(path, kind, named)
     cleaned = _known(path, CONFIG_MAPPING[kind], architecture, values, notes)
     try:
         return CONFIG_MAPPING[kind](**cleaned), architecture
@@ -120,6 +126,17 @@ def _architecture(path: Path, kind: str, named: object) -> type[PreTrainedModel]
         )
     architecture: type[PreTrainedModel] = found
     return architecture
+
+
+def _base_of(path: Path, kind: str) -> str:
+    """Return the name of the class of a type's model without a head."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    named = _names(MODEL_MAPPING_NAMES.get(kind))
+    if not named or CONFIG_MAPPING[kind]().is_encoder_decoder:
+        raise WeightsError(f"{path}: pooling of a {kind} is not supported; give an encoder")
+    return named[0]
 
 
 def _class_of(kind: str, name: str) -> Any:

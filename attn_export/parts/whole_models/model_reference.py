@@ -95,7 +95,7 @@ def reference_of(
     maker = make_cases(axes={**axes, **out_axes})
     if isinstance(maker, EncoderCases):
         maker.hides = hides_tokens(call, example)
-        maker.find_of_last(call)
+        maker.find_read_padding(call)
     named = {name: named_axes(shape) for name, shape in axes.items()}
     sums = {TOTAL: f"{PAST} + {QUERIES}"} if TOTAL in {a for s in axes.values() for a in s} else {}
 

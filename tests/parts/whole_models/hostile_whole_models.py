@@ -38,6 +38,41 @@ def whole_model(bundle: Path, place: Path, random: Random) -> list[str]:
 
 
 @maker
+def sentence_modules(bundle: Path, place: Path, random: Random) -> list[str]:
+    """Damage what sentence-transformers adds to a model."""
+    del bundle
+    checkpoint = place / "checkpoint"
+    shutil.copytree(EXPORTS / "bert" / "checkpoint", checkpoint)
+    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+    configs = {
+        "modules.json": [
+            {"type": f"sentence_transformers.models.{kind}", "path": f"{n}_{kind}" if n else ""}
+            for n, kind in enumerate(kinds)
+        ],
+        "1_Pooling/config.json": {"pooling_mode": ["cls", "mean"], "include_prompt": True},
+        "2_Dense/config.json": {"in_features": 64, "out_features": 8, "bias": False},
+        "3_Normalize/config.json": {"module_input_name": "sentence_embedding"},
+        "sentence_bert_config.json": {"max_seq_length": 8, "do_lower_case": True},
+        "tokenizer_config.json": {"model_max_length": 1e30, "padding_side": "left"},
+    }
+    damage = pick(random, [*configs, "2_Dense/model.safetensors"])
+    for name, config in configs.items():
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        text = json.dumps(changed(config, random) if name == damage else config)
+        (checkpoint / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+    weights = checkpoint / "2_Dense" / "model.safetensors"
+    save_file({"linear.weight": np.ones((8, 64), np.float32)}, weights)
+    path = checkpoint / damage
+    if path == weights or random.random() < 0.3:
+        path.write_bytes(damaged(path.read_bytes(), random))
+    elif random.random() < 0.2:
+        displace(path, random)
+    # The graphs of another model: what is read without complaint is refused all the same.
+    graphs = EXPORTS / "llama" / "mobius"
+    return ["compare", "--model", str(checkpoint), "--graphs", str(graphs), "--runtime", "ort-cpu"]
+
+
+@maker
 def own_prompts(bundle: Path, place: Path, random: Random) -> list[str]:
     """Damage a user's own inputs of a whole model: arrays, ids or text, and its tokenizer."""
     del bundle

@@ -84,6 +84,17 @@ def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_no_evidenc
     assert all(rows == {"logits": (), "probabilities": ()} for rows in judged.values())
 
 
+def test_a_decoder_with_classes_is_judged_with_padding_which_has_its_token():
+    model = tiny_encoder("llama", "LlamaForSequenceClassification", num_labels=3)
+    cases = Subject.from_model(model).plan().cases
+    right = [case for case in cases if case.name.startswith("right_")]
+    assert right
+    for case in right:
+        assert case.judged_rows == {"logits": case.ignored_rows}
+        hidden = case.inputs["attention_mask"] == 0
+        assert (case.inputs["input_ids"][hidden] == model.config.pad_token_id).all()
+
+
 @pytest.mark.parametrize("dialect", ["", ".portable", ".ort"])
 @pytest.mark.every(2)
 def test_padding_and_elements_that_are_all_padding_change_no_others(dialect):

@@ -179,15 +179,11 @@ TOWER = "model.vision_tower, model.multi_modal_projector"
             "an adapter (adapter_config.json)", "merge it",
         ),
         (
-            lambda: tiny_encoder("bert"), ("modules.json",), "pooling (modules.json)",
-            "last_hidden_state",
-        ),
-        (
             tiny_gemma3, ("adapter_config.json",), f"an adapter (adapter_config.json); {TOWER}",
             "merge it",
         ),
     ],
-    ids=["tower", "adapter", "pooling", "both"],
+    ids=["tower", "adapter", "both"],
 )  # fmt: skip
 def test_what_the_graphs_lack_is_refused_or_noted_first(model, beside, lacks, advice, tmp_path):
     model().save_pretrained(tmp_path)

@@ -15,7 +15,7 @@ from native_kits import compile_kit
 from onnx import numpy_helper
 from shared import extended, once
 from tiny_decoders import tiny_decoder
-from tiny_encoders import tiny_encoder
+from tiny_pairs import tiny_pair
 
 from attn_export import Subject, build, verify
 from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
@@ -214,7 +214,7 @@ def test_weights_that_are_stored_by_input_are_rounded_too():
     [
         (tiny_decoder("llama"), "int3", UsageError, "is int4, int8 or none; got 'int3'"),
         (tiny_decoder("llama", intermediate_size=40), "int4", ExportError, "has 40 inputs"),
-        (tiny_encoder("bert"), "int4", UsageError, "is for decoders; leave it out"),
+        (tiny_pair("t5"), "int4", UsageError, "is for decoders; leave it out"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(model, dtype, error, message):

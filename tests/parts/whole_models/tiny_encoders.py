@@ -28,7 +28,16 @@ BUILT: dict[str, tuple[str, dict[str, Any]]] = {
     "camembert": ("CamembertModel", _TEXT), "clip_text_model": ("CLIPTextModel", _TEXT),
     "clip_vision_model": ("CLIPVisionModel", _IMAGE),
     "data2vec-audio": ("Data2VecAudioModel", _SOUND),
-    "data2vec-text": ("Data2VecTextModel", _TEXT), "deit": ("DeiTModel", _IMAGE),
+    "data2vec-text": ("Data2VecTextModel", _TEXT),
+    "deberta-v2": (
+        "DebertaV2Model",
+        {
+            **_TEXT, "relative_attention": True, "position_buckets": 8, "type_vocab_size": 0,
+            "max_relative_positions": 32, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
+            "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+        },
+    ),
+    "deit": ("DeiTModel", _IMAGE),
     "dinov2": ("Dinov2Model", _IMAGE),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", _IMAGE),
     "dinov3_vit": ("DINOv3ViTModel", _IMAGE),
@@ -50,6 +59,7 @@ BUILT: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": (
         "ModernBertModel", {**_TEXT, "local_attention": 8, "global_attn_every_n_layers": 2},
     ),
+    "mpnet": ("MPNetModel", _TEXT),
     "nomic_bert": ("NomicBertModel", _TEXT), "roberta": ("RobertaModel", _TEXT),
     "roberta-prelayernorm": ("RobertaPreLayerNormModel", _TEXT),
     "siglip_text_model": ("SiglipTextModel", {**_TEXT, "projection_size": 32}),
@@ -64,8 +74,7 @@ BUILT: dict[str, tuple[str, dict[str, Any]]] = {
 """The types that are built, with their classes and fields."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "convbert": ("ConvBertModel", _TEXT), "deberta-v2": ("DebertaV2Model", _TEXT),
-    "megatron-bert": ("MegatronBertModel", _TEXT), "mpnet": ("MPNetModel", _TEXT),
+    "convbert": ("ConvBertModel", _TEXT), "megatron-bert": ("MegatronBertModel", _TEXT),
     "rembert": ("RemBertModel", _TEXT), "roformer": ("RoFormerModel", _TEXT),
 }  # fmt: skip
 """Types with attention of their own."""

@@ -116,7 +116,7 @@ def _mask(
     return shown
 
 
-def _attend(
+def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
     position_bias: Tensor | None = None, **_: Any,
@@ -163,5 +163,5 @@ def _has_bias(module: nn.Module) -> bool:
     return bool(getattr(module, "has_relative_attention_bias", True))
 
 
-AttentionInterface.register(_NAME, _attend)
+AttentionInterface.register(_NAME, attend)
 AttentionMaskInterface.register(_NAME, _mask)

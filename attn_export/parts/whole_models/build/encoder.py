@@ -27,11 +27,16 @@ from attn_export.cases.draw import (
 from attn_export.cases.plan import Plan
 from attn_export.dialect_names import MODEL
 from attn_export.errors import ExportError, one_line
+from attn_export.export.quantised_linears import default_budget
 from attn_export.export.subject import Subject
 from attn_export.export.trees import Axis, named_axes, to_torch
 from attn_export.interface import BATCH, QUERIES, Input, Shape
 from attn_export.parts.whole_models.build.cross_capture import ENCODER_MASK
 from attn_export.parts.whole_models.build.encoder_capture import CapturedEncoder, CrossStates
+from attn_export.parts.whole_models.build.quantised_decoder import (
+    QuantisedWeights,
+    oracle_of_integers,
+)
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.encoder_inputs import (
     EncoderCases,
@@ -45,6 +50,7 @@ from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
+from attn_export.parts.whole_models.sentence_model import VECTOR
 from attn_export.runtimes.decode_inputs import ENCODED
 
 _INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")
@@ -55,9 +61,15 @@ _MOST_CASES = 24
 
 
 class BuiltEncoder(Subject):
-    """A model without caches, with its own inputs: tokens, an image, or sound."""
+    """A model without caches, with its own inputs: tokens, an image, or sound.
 
-    def __init__(self, model: Any, notes: tuple[str, ...]) -> None:
+    `weights`: Those that are rounded, if any are.
+    """
+
+    def __init__(
+        self, model: Any, notes: tuple[str, ...], weights: QuantisedWeights | None = None
+    ) -> None:
+        self._weights = weights
         inputs = _inputs_of(model)
         self._limits = _limits(model, inputs)
         ends = built_ends({name: (each.dtype, each.shape) for name, each in inputs.items()})
@@ -82,10 +94,12 @@ class BuiltEncoder(Subject):
         outputs = built_ends(types, are_outputs=True)
         self._maker.entry = dataclasses.replace(entry, outputs=outputs)
         self._maker.axes = {**axes, **self._outputs}
-        self._maker.find_of_last(own)
+        self._maker.find_read_padding(own)
         self._settle(
-            oracle=self.own_oracle, rewrite=rewrite_weights,
+            oracle=self.own_oracle, rewrite=weights.rewrite if weights else rewrite_weights,
             in_float32=lambda: type(self)(*in_dtype(model, (), "float32")),
+            budget=default_budget(weights.dtype) if weights else None,
+            rounds_inputs=weights is not None and weights.rounds_inputs,
         )  # fmt: skip
 
     def _parts(
@@ -114,7 +128,10 @@ class BuiltEncoder(Subject):
         """Return the source of the truth: the model as transformers runs it."""
         module: Any = self.module
         subject = Subject(module.own, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
-        return ModelOracle(subject, 0.0)
+        if self._weights is None:
+            return ModelOracle(subject, 0.0)
+        subject = subject.having(rounds_inputs=self.rounds_inputs)
+        return oracle_of_integers(subject, self._weights, self._outputs)
 
     def _drawn(self, sizes: Sizes, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Return random inputs; batch elements but the first are padded on the right."""
@@ -196,6 +213,8 @@ def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:
         if isinstance(x, torch.Tensor) and x.ndim > 1 and len(x) == batch
         and x.is_floating_point() and not _INNER.fullmatch(name)
     ]  # fmt: skip
+    if VECTOR in fields:
+        return [VECTOR]
     if not fields:
         raise ExportError(f"{model.config.model_type} has no output that could be one of a graph")
     return fields

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from attn_export.errors import ExportError, one_line
 from attn_export.parts.whole_models.build.attention import Call, OwnAttentionError, attending
+from attn_export.parts.whole_models.build.own_attention import own_attention
 from attn_export.parts.whole_models.build.single_nodes import SingleNodes
 
 
@@ -30,7 +31,8 @@ class CapturedEncoder(nn.Module):
 
     def _run(self, call: Call, inputs: dict[str, Tensor]) -> list[Tensor]:
         own: Any = self.own
-        with attending(own.model, call), self._nodes.inside(own.model):
+        model = own.model
+        with attending(model, call), own_attention(model), self._nodes.inside(model):
             outputs: list[Tensor] = own(**inputs)
         return outputs
 

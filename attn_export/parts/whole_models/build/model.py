@@ -121,7 +121,7 @@ def subject_of_model(
     `layers`: The first and the last layer of a part of a decoder, such as ``"0-3"``; "" for all.
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
-    `weights_dtype`: The integers that weights of a decoder are rounded to, or none.
+    `weights_dtype`: The integers that weights of linear layers are rounded to, or none.
     `accuracy_level`: 1 if products with these, in the dialect ``ort``, multiply floats; 4 if their
         inputs are rounded to 8 bits, which is faster. None for 4.
     `keep`: Names of modules whose weights stay floating, such as ``"lm_head,layers.0"``.
@@ -172,7 +172,8 @@ def subject_of_model(
         is_ours and not weights and not rounded and subject.unread is None and os.name == "posix"
         and is_large_model(loaded)
     )  # fmt: skip
-    files = files_of(loaded, Path(model) if is_ours else None)
+    positions = limits_of(loaded).positions
+    files = files_of(loaded, Path(model) if is_ours else None, positions)
     return subject.having(files=files, maps_weights=maps_weights)
 
 
@@ -183,7 +184,7 @@ def _without_files(
     """Return the subject of a model; a decoder that is captured is proved.
 
     `integers`: Those of its checkpoint, if there are any.
-    `options`: Those of decoders.
+    `options`: Those of decoders, and the weights that are rounded.
     """
     subject: Subject
     if loaded.can_generate():
@@ -196,7 +197,7 @@ def _without_files(
     elif integers:
         raise UsageError("weights of integers are built of decoders only; leave the model out")
     else:
-        subject = BuiltEncoder(loaded, notes)
+        subject = BuiltEncoder(loaded, notes, options["weights"])
     if loaded.config.is_encoder_decoder:
         subject = subject.having(encoder=BuiltCrossEncoder(loaded, notes))
     return subject
@@ -249,7 +250,8 @@ def _check(model: Any, dtype: str, **options: str) -> None:
     for name, value in options.items():
         if value in ("", "none", _IN_PLACE):
             continue
-        if not model.can_generate() or model.config.is_encoder_decoder:
+        is_encoder = not model.can_generate() and name == "weights_dtype"
+        if model.config.is_encoder_decoder or not (model.can_generate() or is_encoder):
             raise UsageError(f"{name} {value} is for decoders; leave it out")
         if name != "layers" and dtype != "float32":
             raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")

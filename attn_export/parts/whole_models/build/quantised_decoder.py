@@ -1,4 +1,4 @@
-"""Decoders whose weights are integers: rounded as the model is loaded, and stored in the graph.
+"""Models whose weights are integers: rounded as the model is loaded, and stored in the graph.
 
 The truth of these, and of decoders with rounded caches, knows the model before, too.
 """

@@ -236,7 +236,7 @@ def _rebuilt(model: Any, config: Any) -> Any:
         register(self, name, empty)
 
     with changed([Edit("", nn.Module, "register_parameter", without_memory)]):
-        built = type(model)._from_config(
+        built = model._from_config(
             config, attn_implementation="eager", experts_implementation="eager"
         )
     built.load_state_dict(model.state_dict(), strict=False, assign=True)

@@ -26,6 +26,7 @@ from attn_export.parts.whole_models.faults.changed_models import (
     by_place,
     changed,
 )
+from attn_export.parts.whole_models.sentence_model import POOLED, POOLINGS, VECTOR
 
 # -- what modules compute -----------------------------------------------------------------------
 
@@ -94,6 +95,16 @@ def _other_pairs(old: _Forward) -> _Forward:
     return apply
 
 
+def _pooled(mode: str, module: Any, _: _Forward) -> _Forward | None:
+    """Return another pooling; None if it is the module's own."""
+    own = module.modes == (mode,)
+    return None if own else lambda tokens, mask: POOLINGS[mode](tokens, mask)
+
+
+def _normalised(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**outputs, VECTOR: nn.functional.normalize(outputs[VECTOR], dim=-1)}
+
+
 _ROTATE = functools.partial(_within, "apply_rotary_pos_emb")
 _REPEAT = functools.partial(_within, "repeat_kv")
 
@@ -116,6 +127,19 @@ _FORWARDS: Sequence[tuple[str, str, str, Callable[[Any, _Forward], Any]]] = (
      lambda _, old: lambda x: old(x.flip(1))),
     ("pooler", ".*Pooler", "{} reads the mean of the tokens where the model reads the first",
      lambda _, old: lambda x: old(x.mean(1, keepdim=True))),
+    *(("pooling", "Pooling", f"{{}} takes {what} where the folder says otherwise",
+       functools.partial(_pooled, mode)) for mode, what in POOLED.items()),
+    ("pooling", "Pooling", "{} reads padding, too", lambda _, old: lambda tokens, mask:
+     old(tokens, torch.ones_like(mask))),
+    ("pooling", "Pooling", "{} takes the token at the number of tokens, which is the last one only "
+     "where padding is on the right", lambda module, _: None if module.modes != ("lasttoken",) else
+     lambda tokens, mask: tokens[torch.arange(len(mask)), mask.sum(1) - 1]),
+    ("pooling", "Pooling", "{} takes the first slot, be it padding", lambda module, _:
+     None if module.modes != ("cls",) else lambda tokens, _: tokens[:, 0]),
+    ("pooling", "Normalize|Dense", "{} is missing", lambda *_: lambda x: x),
+    ("pooling", "Dense", "{} has no activation", lambda module, _: lambda x: module.linear(x)),
+    ("pooling", "SentenceModel", "the vector is divided by its length, which the folder does not "
+     "ask for", lambda _, old: lambda **given: _normalised(old(**given))),
     ("norm", ".*Norm", "{} is missing", lambda *_: lambda x, *_, **__: x),
     ("norm mean", ".*Norm", "the mean is subtracted in {}, or the reverse", _without_mean),
     ("router", ".*Router", "weights of experts are not normalised in {}",
