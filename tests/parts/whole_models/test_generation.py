@@ -16,7 +16,7 @@ from attn_export import DecodeSession
 from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.bundle.text_ends import ENDS, TOKENIZER
 from attn_export.errors import AttnExportError, BundleError, UsageError
-from attn_export.parts.whole_models import generate_command
+from attn_export.parts.whole_models import generated_text
 from attn_export.parts.whole_models.bundle_text import BundleText, files_of
 
 
@@ -249,7 +249,7 @@ def test_a_hostile_tokenizer_acts_within_limits(kind, tmp_path, capfd, monkeypat
     ],
 )  # fmt: skip
 def test_text_gives_a_ci_system_no_command(pieces, shown, capsys):
-    generate_command._print(iter(pieces), "")
+    generated_text.print_pieces(iter(pieces), "")
     assert capsys.readouterr().out == shown + "\n"
 
 
