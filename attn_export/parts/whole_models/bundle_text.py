@@ -13,6 +13,7 @@ import msgspec
 from attn_export.bundle.text_ends import ENDS, TOKENIZER, Generation, read_generation
 from attn_export.errors import BundleError, GraphError, UsageError, one_line
 from attn_export.parts.whole_models.chat_template import CHAT, Messages, read_template, rendered
+from attn_export.parts.whole_models.sound import SOUND, read_sound
 from attn_export.runtimes.child import Child, ChildFailedError, child_command, limited
 from attn_export.runtimes.child_main import Jobs, Send
 from attn_export.runtimes.protocol import Limits
@@ -31,6 +32,12 @@ _MOST_MIB = 2**11
 _TEMPLATE_SECONDS = 10.0
 """The time in which a chat template must render messages."""
 
+_STARTS = (
+    "bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id",
+    "suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids",
+)  # fmt: skip
+"""What a config may say of an encoder-decoder, where its generation config does not."""
+
 _BROKEN = "\ufffd"
 """What stands for bytes that are no character yet."""
 
@@ -42,12 +49,13 @@ class BundleText:
     """The tokenizer of a bundle, which a process with limits reads and runs: it is native code.
 
     Attributes:
-        generation: The tokens that end a text, and how tokens are drawn.
+        generation: The tokens that begin and end a text, and how tokens are drawn.
+        sound: How features are made of sound, or None.
     """
 
     def __init__(self, bundle: Path) -> None:
         self._path = bundle / TOKENIZER
-        self._template = read_template(bundle)
+        self._template, self.sound = read_template(bundle), read_sound(bundle)
         self._child: Child | None = None
         self.generation = read_generation(bundle)
 
@@ -65,6 +73,11 @@ class BundleText:
         given = {"template": self._template.chat_template, "tokens": self._template.tokens}
         text = self._asked("chat template", _TEMPLATE_SECONDS, messages=messages, **given)
         return self._encoded(text=text, is_whole=True)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer."""
+        return self._path.is_file()
 
     @property
     def has_template(self) -> bool:
@@ -129,16 +142,27 @@ def files_of(model: Any, checkpoint: Path | None) -> dict[str, bytes]:
     files = {}
     if model.can_generate():
         said = read_generation(checkpoint) if checkpoint is not None else Generation()
-        own = getattr(model.generation_config, "eos_token_id", None)
-        if own is None:
-            own = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+        names = _STARTS if model.config.is_encoder_decoder else ()
+        own = _of_model(model, "eos_token_id")
         ends = said.ends or tuple(own if isinstance(own, list) else [] if own is None else [own])
-        files[ENDS] = msgspec.json.encode(msgspec.structs.replace(said, eos_token_id=ends))
+        more = {n: _of_model(model, n) for n in names if getattr(said, n) is None}
+        said = msgspec.structs.replace(said, eos_token_id=ends, **more)
+        files[ENDS] = msgspec.json.encode(said)
+        if (sound := read_sound(checkpoint) if checkpoint is not None else None) is not None:
+            files[SOUND] = msgspec.json.encode(sound)
     if checkpoint is not None and (checkpoint / TOKENIZER).is_file():
         files[TOKENIZER] = _checked_tokenizer(checkpoint / TOKENIZER)
         template = read_template(checkpoint)
         files |= {} if template is None else {CHAT: template.content()}
     return files
+
+
+def _of_model(model: Any, name: str) -> Any:
+    """Return what a model says, by its generation config or else by its config."""
+    found = getattr(model.generation_config, name, None)
+    return (
+        getattr(model.config.get_text_config(decoder=True), name, None) if found is None else found
+    )
 
 
 def _checked_tokenizer(path: Path) -> bytes:

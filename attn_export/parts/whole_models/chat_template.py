@@ -17,6 +17,9 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 CHAT = "tokenizer_config.json"
 """The file of a bundle or a checkpoint with a chat template, and with names of special tokens."""
 
+_TOKENS = "special_tokens_map.json"
+"""The file of older checkpoints with names of special tokens."""
+
 _OWN_FILE = "chat_template.jinja"
 """The file of a checkpoint with the template, which precedes that in `CHAT`."""
 
@@ -61,6 +64,9 @@ def read_template(folder: Path) -> ChatTemplate | None:
     try:
         values = parse_json(read_text(path)) if path.is_file() else {}
         said = checked(values, _Config)
+        path = folder / _TOKENS
+        if path.is_file() and "added_tokens_decoder" not in values:
+            values = {**values, **checked(parse_json(read_text(path)), dict[str, Any])}
         template = said.chat_template
         if isinstance(template, list):
             template = {each.name: each.template for each in template}.get(_DEFAULT)

@@ -28,7 +28,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     if path.suffix not in (".txt", ".json", ".jsonl"):
         raise UsageError(f"--prompts is FILE.txt, FILE.json or FILE.jsonl; got {path}")
     try:
-        text = read_text(path)
+        text = read_text(path).replace("\r\n", "\n")
         values: Any = [line for line in text.split("\n") if line.strip()]
         if path.suffix == ".json":
             values = parse_json(text)

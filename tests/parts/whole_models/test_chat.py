@@ -75,6 +75,10 @@ def test_templates_in_the_config_are_read_as_those_in_a_file(named, tmp_path):
     assert wanted_of(again, TURNS) == wanted
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}")
     assert BundleText(tmp_path).encode_chat(TURNS) == [again.bos_token_id]
+    said = {"bos_token": {"content": "</s>", "lstrip": False}, "eos_token": "<s>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(said))
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert BundleText(tmp_path).encode_chat(TURNS) == wanted_of(again, TURNS)
 
 
 _LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}"
@@ -230,8 +234,8 @@ def test_a_special_token_is_a_stop_text(tmp_path):
         ('[{"role": "user", "content": "A"}]', (), "give --chat"),
         ('[{"a": 1}]', (), "prompt 1 is"), ("[1, 2]", ("--chat",), "--chat is for text"),
         ("[1]", ("--stop", "A"), "--stop is for text"),
-        ('["A"]', ("--stop", ""), "--stop is empty"), ('["A"]', ("--ids", "1"), "generate takes"),
-        (None, (), "No such file"),
+        ('["A"]', ("--stop", ""), "--stop is empty"),
+        ('["A"]', ("--ids", "1"), "give one of --prompt"), (None, (), "No such file"),
     ],
 )  # fmt: skip
 def test_what_a_file_of_prompts_may_not_hold_is_one_line(
