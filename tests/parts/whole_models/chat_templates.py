@@ -187,6 +187,9 @@ STARCHAT = """\
     {{- raise_exception('unknown role ' ~ message['role']) }}
   {%- endif %}
 <|{{ message['role'] }}|>
+    {% if 'tool_calls' in message %}
+      {{ message.tool_calls }}
+    {% endif %}
 {{ message['content'] + '<|end|>' }}
 {% endfor %}
 {% if add_generation_prompt %}<|assistant|>
