@@ -132,8 +132,7 @@ class BundleText:
             kind = UsageError if error.kind == UsageError.__name__ else BundleError
             if error.kind:
                 raise kind(str(error)) from error
-            what = next(name for name in ("text", "messages", "ids") if name in job)
-            what = "tokens" if what == "ids" else what
+            what = next((name for name in ("text", "messages") if name in job), "tokens")
             raise BundleError(f"{self._path.parent}: its {by}, given {what}, {error}") from error
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.commands.options import option, with_help
+from attn_export.commands.output import echo
 
 _COUNT = 64
 
@@ -69,5 +70,5 @@ def generate_command(bundle: Path, **options: Any) -> int:
     """
     from attn_export.parts.whole_models.generating import print_generated
 
-    print_generated(bundle, **options)
+    print_generated(bundle, echo, **options)
     return 0

@@ -1,14 +1,12 @@
-"""Text as a model generates it: cut before a stop text, printed as it comes or as JSON lines."""
+"""Text as a model generates it: cut before a stop text, and harmless where it is printed."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-
-from attn_export.commands.output import echo
 
 
 def rows_of(tokens: Iterator[np.ndarray], count: int) -> list[Iterator[int]]:
@@ -36,8 +34,8 @@ def until(pieces: Iterator[str], stops: Sequence[str]) -> Iterator[str]:
     yield held
 
 
-def print_pieces(pieces: Iterator[str], between: str) -> None:
-    """Print texts as they come, with nothing that a terminal or a CI system would obey."""
+def harmless(pieces: Iterator[str], between: str) -> Iterator[str]:
+    """Yield texts as they come, with nothing that a terminal or a CI system would obey."""
     line = ""
     for number, piece in enumerate(pieces):
         safe = between if number else ""
@@ -47,10 +45,9 @@ def print_pieces(pieces: Iterator[str], between: str) -> None:
             is_shown = (char.isprintable() or char in "\n\t") and not is_command
             line = "" if char == "\n" else begun[-3:]
             safe += char if is_shown else f"\\x{ord(char):02x}" if is_command else ascii(char)[1:-1]
-        echo(safe, nl=False)
-    echo("")
+        yield safe
 
 
-def print_json(value: dict[str, object]) -> None:
-    """Print a line of JSON, with nothing that a terminal or a CI system would obey."""
-    echo(json.dumps(value).replace("##[", "##\\u005b"))
+def json_line(value: Mapping[str, object]) -> str:
+    """Return a line of JSON, with nothing that a terminal or a CI system would obey."""
+    return json.dumps(value).replace("##[", "##\\u005b")

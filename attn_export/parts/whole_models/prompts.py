@@ -11,12 +11,12 @@ from attn_export.errors import UsageError, one_line, printable
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.untrusted_files import checked, parse_json, read_text
 
-_Items = Annotated[list[int | dict[str, Any]], Meta(min_length=1)]
-Prompt = str | _Items
+Prompt = str | list[Any]
 """A text, token ids, or the messages of a conversation with a role each."""
 
-_MOST = 10_000
-"""The most prompts of a file."""
+_Items = Annotated[list[int | dict[str, Any]], Meta(min_length=1)]
+_PROMPTS: Any = Annotated[list[str | _Items], Meta(min_length=1, max_length=10_000)]
+"""The schema of a file."""
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -36,7 +36,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             values = [parse_json(line) for line in values]
         if isinstance(values, list) and any(isinstance(each, int | dict) for each in values):
             values = [values]
-        prompts = checked(values, Annotated[list[Prompt], Meta(min_length=1, max_length=_MOST)])  # type: ignore[arg-type]
+        prompts: list[Prompt] = checked(values, _PROMPTS)
     except OSError as error:
         raise UsageError(f"--prompts {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -70,11 +70,11 @@ def encoded(prompt: Prompt, text: BundleText, *, is_chat: bool) -> list[int]:
 
     `is_chat`: Whether the chat template is applied to texts and conversations.
     """
-    if not is_text(prompt):
-        return prompt  # type: ignore[return-value]
+    if not isinstance(prompt, str) and not is_text(prompt):
+        return prompt
     if is_chat:
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return text.encode_chat(said)  # type: ignore[arg-type]
+        return text.encode_chat(said)
     if not isinstance(prompt, str):
         raise UsageError("messages with a role need the chat template; give --chat")
     return text.encode(prompt)

@@ -21,7 +21,7 @@ from attn_export.errors import AttnExportError
 from attn_export.parts.whole_models import bundle_text
 from attn_export.parts.whole_models.bundle_text import BundleText, files_of
 from attn_export.parts.whole_models.chat_template import CHAT, read_template
-from attn_export.parts.whole_models.generated_text import rows_of, until
+from attn_export.parts.whole_models.generated_text import json_line, rows_of, until
 
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": " Who is <b>\"Zoë\"</b> & 'I'?\r\n"},
@@ -201,6 +201,14 @@ def test_stop_texts_may_span_pieces(pieces, stops, wanted):
     for size in (1, 2, len(pieces)):
         cut = (pieces[at : at + size] for at in range(0, len(pieces), size))
         assert "".join(until(cut, stops)) == wanted
+
+
+def test_a_line_of_json_gives_a_ci_system_no_command():
+    value = {"text": "::a::\x1b ##[error] é"}
+    assert json.loads(json_line(value)) == value
+    assert json_line(value).isascii()
+    assert json_line(value).isprintable()
+    assert "##[" not in json_line(value)
 
 
 def test_steps_are_run_as_far_as_they_are_read():

@@ -81,7 +81,7 @@ def wanted_of(kind: str, config: dict[str, Any], **inputs: torch.Tensor) -> list
 
 TEXTS: dict[str, dict[str, Any]] = {
     "plain": {}, "forced": {"forced_bos_token_id": 7, "forced_eos_token_id": 9},
-    "suppressed": {"suppress_tokens": [3, 17], "begin_suppress_tokens": [5], "eos_token_id": 50},
+    "suppressed": {"suppress_tokens": [2, 52], "begin_suppress_tokens": [5], "eos_token_id": 50},
     "start": {"decoder_start_token_id": 11, "repetition_penalty": 1.7},
     "both": {"forced_bos_token_id": 7, "begin_suppress_tokens": [*range(32)]},
 }  # fmt: skip
@@ -114,8 +114,8 @@ SOUNDS: dict[str, dict[str, Any]] = {
     "plain": {}, "found": {**_WORDS, "no_timestamps_token_id": 44},
     "forced": {**_WORDS, "forced_decoder_ids": [[1, None], [2, 40], [3, 44]],
                "no_timestamps_token_id": 44, "begin_suppress_tokens": [*range(0, 64, 3)]},
-    "told": {**_WORDS, "language": "en", "task": "transcribe", "suppress_tokens": [8]},
-    "language": {**_WORDS, "language": "fr"},
+    "told": {**_WORDS, "language": "en", "task": "transcribe", "suppress_tokens": [11, 51]},
+    "language": {**_WORDS, "language": "fr", "forced_bos_token_id": 7},
 }  # fmt: skip
 
 

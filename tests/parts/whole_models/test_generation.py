@@ -16,8 +16,8 @@ from attn_export import DecodeSession
 from attn_export.bundle.manifest import manifest_content, write_manifest
 from attn_export.bundle.text_ends import ENDS, TOKENIZER
 from attn_export.errors import AttnExportError, BundleError, UsageError
-from attn_export.parts.whole_models import generated_text
 from attn_export.parts.whole_models.bundle_text import BundleText, files_of
+from attn_export.parts.whole_models.generated_text import harmless
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +248,8 @@ def test_a_hostile_tokenizer_acts_within_limits(kind, tmp_path, capfd, monkeypat
         (["a ##", "[error]b"], "a ##\\x5berror]b"), (["a::b", "\x1b[1m"], "a::b\\x1b[1m"),
     ],
 )  # fmt: skip
-def test_text_gives_a_ci_system_no_command(pieces, shown, capsys):
-    generated_text.print_pieces(iter(pieces), "")
-    assert capsys.readouterr().out == shown + "\n"
+def test_text_gives_a_ci_system_no_command(pieces, shown):
+    assert "".join(harmless(iter(pieces), "")) == shown
 
 
 @pytest.mark.parametrize("ends", [{"eos_token_id": [-1]}, {"eos_token_id": "2"}, []])
