@@ -48,7 +48,7 @@ ONLY_IN = {
         "parts/benchmarks/own_graphs",
         "runtimes/decode_buffers",
     ),
-    "jinja2": ("code_templates", "report/html"),
+    "jinja2": ("code_templates", "report/html", "parts/whole_models/chat_template"),
     "onnx.reference": (
         "float64/bounded",
         "float64/contrib_operators",

@@ -1,4 +1,4 @@
-"""What a generation config says: the token ids at which a text ends, and how tokens are drawn."""
+"""What a generation config says: the ids that begin and end a text, and how tokens are drawn."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TOKENIZER = "tokenizer.json"
 """The file of a bundle or a checkpoint with a tokenizer of the package `tokenizers`."""
 
 _UNUSED = frozenset({
-    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "forced_bos_token_id",
-    "exponential_decay_length_penalty", "forced_decoder_ids", "forced_eos_token_id",
-    "guidance_scale", "length_penalty", "min_length", "min_new_tokens", "min_p",
-    "no_repeat_ngram_size", "num_beams", "penalty_alpha", "sequence_bias", "stop_strings",
-    "suppress_tokens", "top_h", "typical_p", "watermarking_config",
+    "bad_words_ids", "diversity_penalty", "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff",
+    "exponential_decay_length_penalty", "guidance_scale", "length_penalty", "min_length",
+    "min_new_tokens", "min_p", "no_repeat_ngram_size", "num_beams", "penalty_alpha",
+    "return_timestamps", "sequence_bias", "stop_strings", "top_h", "typical_p",
+    "watermarking_config",
 })  # fmt: skip
 """The settings of transformers that change tokens, and that `generate` does not have."""
 
@@ -31,10 +31,17 @@ _NO_EFFECT: tuple[Any, ...] = (None, False, 0, 1, [], {})
 """Their values that change no tokens."""
 
 
+_Ids = Annotated[tuple[int, ...], Meta(max_length=100_000)]
+_Forced = Annotated[tuple[tuple[Count, Count | None], ...], Meta(max_length=100)]
+_ByName = Annotated[dict[Annotated[str, Meta(max_length=100)], Count], Meta(max_length=1000)]
+
+
 class Generation(Struct, frozen=True, omit_defaults=True):
     """The part of a generation config that is used.
 
     Attributes:
+        forced_decoder_ids: The ids of an encoder-decoder's first tokens by their positions, from 1;
+            None is a language, which is found in the sound.
         unused: The names of settings that change tokens and are not used.
     """
 
@@ -44,6 +51,18 @@ class Generation(Struct, frozen=True, omit_defaults=True):
     top_k: Count | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    decoder_start_token_id: Count | None = None
+    bos_token_id: Count | None = None
+    forced_bos_token_id: Count | None = None
+    forced_eos_token_id: Count | None = None
+    suppress_tokens: _Ids | None = None
+    begin_suppress_tokens: _Ids | None = None
+    forced_decoder_ids: _Forced | None = None
+    lang_to_id: _ByName | None = None
+    task_to_id: _ByName | None = None
+    no_timestamps_token_id: Count | None = None
+    language: Annotated[str, Meta(max_length=100)] | None = None
+    task: Annotated[str, Meta(max_length=100)] | None = None
     unused: Annotated[tuple[Annotated[str, Meta(max_length=60)], ...], Meta(max_length=100)] = ()
 
     @property

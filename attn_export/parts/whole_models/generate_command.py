@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attn_export.commands.options import option, with_help
 from attn_export.commands.output import echo
-from attn_export.errors import UsageError, printable
 
 _COUNT = 64
 
 
-@with_help("Build and ship", 'generate models/tiny-llama --prompt "Once upon a time"')
+@with_help(
+    "Build and ship",
+    'generate models/tiny-llama --prompt "Once upon a time"',
+    'generate models/tiny-chat --chat --prompt "Who are you?" --stop "User:"',
+)
 @option("bundle", type=Path)
 @option("--prompt", metavar="TEXT", help="The text to continue; needs the bundle's tokenizer.")
 @option("--ids", metavar="1,2,3", help="The token ids to continue; ids are printed.")
+@option(
+    "--prompts", "file", type=Path, metavar="FILE",
+    help="Several prompts: texts in FILE.txt, one on each line, or texts, lists of ids or lists of "
+    "messages in FILE.json or FILE.jsonl. A line of JSON is printed for each.",
+)  # fmt: skip
+@option(
+    "--chat", "is_chat", is_flag=True,
+    help="Apply the bundle's chat template to each text, as a message of the user, or to messages.",
+)  # fmt: skip
+@option(
+    "--sound", type=Path, metavar="FILE",
+    help="Speech for a model that hears it: FILE.wav, or its features in FILE.npy.",
+)  # fmt: skip
+@option(
+    "--stop", "stops", multiple=True, metavar="TEXT",
+    help="End before this text. May be given several times.",
+)  # fmt: skip
 @option(
     "--count", type=int, least=1, default=_COUNT, show_default=True, metavar="N",
     help="The most tokens to generate.",
@@ -45,66 +62,13 @@ _COUNT = 64
     help="Threads, at most one per core.  [default: all cores]",
 )  # fmt: skip
 @option("--dialect", metavar="NAME", help="The graphs to run.  [default: the fastest]")
-def generate_command(
-    bundle: Path,
-    prompt: str | None,
-    ids: str | None,
-    count: int,
-    threads: int | None,
-    dialect: str | None,
-    **options: Any,
-) -> int:
-    """Continue a prompt with a whole model that `build --model` wrote, without torch.
+def generate_command(bundle: Path, **options: Any) -> int:
+    """Continue prompts with a whole model that `build --model` wrote, without torch.
 
-    Tokens are printed as they come, until the model ends the text. No chat template is applied.
+    Tokens are printed as they come, until the model ends the text. Without --chat, no chat template
+    is applied. An encoder-decoder reads the prompt, or hears the sound, and then writes.
     """
-    from attn_export.bundle.text_ends import ENDS
-    from attn_export.parts.whole_models.bundle_text import BundleText
-    from attn_export.runtimes.decode_session import DecodeSession
+    from attn_export.parts.whole_models.generating import print_generated
 
-    if (prompt is None) == (ids is None):
-        raise UsageError("generate takes --prompt TEXT or --ids 1,2,3")
-    session = DecodeSession(bundle, threads=threads, dialect=dialect)
-    text = BundleText(bundle)
-    start = _ids(ids) if ids is not None else text.encode(str(prompt))
-    given = {name: value for name, value in options.items() if value is not None}
-    said = text.generation
-    draws = {**said.draws(), **given}
-    if said.draws().keys() - given.keys():
-        shown = ", ".join(f"{name} {value}" for name, value in draws.items() if name != "seed")
-        echo(f"by {ENDS}: {shown}; --temperature 0 takes the largest logits", err=True)
-    if said.unused:
-        echo(
-            f"{ENDS} has, and generate does not use: {printable(', '.join(said.unused))}", err=True
-        )
-    tokens = session.generate(np.array([start]), count, stop=said.ends, **draws)
-    single = (int(token[0]) for token in tokens)
-    pieces = map(str, single) if ids is not None else text.decode(start, single)
-    _print(pieces, " " if ids is not None else "")
-    if ids is None:
-        echo("no chat template applied", err=True)
+    print_generated(bundle, echo, **options)
     return 0
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(
-            f"--ids are token ids with commas, as in 1,2,3; got {printable(text, 60)!r}"
-        ) from error
-
-
-def _print(pieces: Iterator[str], between: str) -> None:
-    """Print texts as they come, with nothing that a terminal or a CI system would obey."""
-    line = ""
-    for number, piece in enumerate(pieces):
-        safe = between if number else ""
-        for char in piece:
-            begun = (line + char).lstrip()
-            is_command = begun == "::" or begun.endswith("##[")
-            is_shown = (char.isprintable() or char in "\n\t") and not is_command
-            line = "" if char == "\n" else begun[-3:]
-            safe += char if is_shown else f"\\x{ord(char):02x}" if is_command else ascii(char)[1:-1]
-        echo(safe, nl=False)
-    echo("")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.bundle.text_ends import ENDS, Generation
 from attn_export.errors import UsageError, printable
 from attn_export.runtimes.decode_inputs import whole_number, whole_numbers
 from attn_export.runtimes.decode_session import DecodeSession
@@ -29,9 +30,13 @@ def generate(
     lengths: Sequence[int] | None = None,
     attention_mask: np.ndarray | None = None,
     encoded: Mapping[str, np.ndarray] | None = None,
+    said: Generation | None = None,
     **draws: Any,
 ) -> Iterator[np.ndarray]:
-    """Return an iterator over the next token ids; see `DecodeSession.generate`."""
+    """Return an iterator over the next token ids; see `DecodeSession.generate`.
+
+    `said`: The generation config, whose tokens are forced and suppressed.
+    """
     count, draw = whole_number("count", count, _MOST), _Draws.of(**draws)
     given = list(stop) if isinstance(stop, Collection) else stop
     ends = np.zeros(0, np.int64) if given == [] else whole_numbers(given)
@@ -51,18 +56,20 @@ def generate(
             held = np.asarray(attention_mask) != 0
         rows, columns = np.nonzero(held)
         seen[rows, before[rows, columns]] = True
+    rules = _Rules(said or Generation(), logits.shape[-1], count, is_begun=np.shape(ids)[1] > 1)
     # The iterator starts at its first token, when the session may have another cache.
-    return _tokens(session, session.mark, logits, count, ends, draw, seen)
+    return _tokens(session, session.mark, logits, count, ends, draw, seen, rules)
 
 
 def _tokens(
     session: DecodeSession, mark: object, logits: np.ndarray, count: int, ends: np.ndarray,
-    draw: _Draws, seen: np.ndarray,
+    draw: _Draws, seen: np.ndarray, rules: _Rules,
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """Yield tokens; `seen` says which there were before, bool `[B, V]`."""
     random, has_ended = np.random.default_rng(draw.seed), np.zeros(len(logits), bool)
     for number in range(count):
-        token = draw.next(draw.penalised(logits[:, -1], seen), random)
+        allowed = rules.allowed(draw.penalised(logits[:, -1], seen), number)
+        token = draw.next(allowed, random)
         seen[np.arange(len(token)), token] = True
         yield np.where(has_ended, _ENDED, token)
         if ends.size:
@@ -73,6 +80,35 @@ def _tokens(
             raise UsageError("the session was used for something else; generate again")
         logits = session.step(token[:, None], copy=False)["logits"]
         mark = session.mark
+
+
+class _Rules:
+    """The tokens that a generation config forces and suppresses, as transformers does.
+
+    `size`: The number of tokens of the vocabulary.
+    `count`: The most tokens to generate.
+    `is_begun`: Whether there is more than one token before the first.
+    """
+
+    def __init__(self, said: Generation, size: int, count: int, *, is_begun: bool) -> None:
+        first = None if is_begun else said.forced_bos_token_id
+        # A single token is the last one.
+        forced = {0: first, count - 1: said.forced_eos_token_id}
+        self._forced = {at: token for at, token in forced.items() if token is not None}
+        for token in self._forced.values():
+            if token >= size:
+                raise UsageError(f"{ENDS} forces token {token}; there are {size}")
+        ids = np.arange(size)
+        self._hidden = np.isin(ids, said.suppress_tokens or ())
+        self._hidden_first = self._hidden | np.isin(ids, said.begin_suppress_tokens or ())
+        self._first = 0 if first is None else 1
+
+    def allowed(self, logits: np.ndarray, number: int) -> np.ndarray:
+        """Return the logits `[B, V]` of a token, -inf where it may not be."""
+        hidden = self._hidden_first if number == self._first else self._hidden
+        if number in self._forced:
+            hidden = np.arange(len(hidden)) != self._forced[number]
+        return np.where(hidden, -np.inf, logits) if hidden.any() else logits
 
 
 @dataclasses.dataclass(frozen=True)

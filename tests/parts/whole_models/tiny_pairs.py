@@ -56,10 +56,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 """Types whose attention, positions, caches or inputs are their own."""
 
 
-def tiny_pair(kind: str) -> Any:
-    """Return a model of a type."""
+def tiny_pair(kind: str, **fields: Any) -> Any:
+    """Return a model of a type, with other fields of its config."""
     torch.manual_seed(0)
-    name, fields = {**BUILT, **REFUSED}[kind]
-    config = CONFIG_MAPPING[kind](**fields)
+    name, of_kind = {**BUILT, **REFUSED}[kind]
+    config = CONFIG_MAPPING[kind](**{**of_kind, **fields})
     config._attn_implementation = "eager"
     return getattr(transformers, name)(config).eval()
