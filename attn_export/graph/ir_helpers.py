@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axis_names import Size
 from attn_export.graph.unread import Read, lazy, reader, unread_sign
+from attn_export.temp_folders import joined_in_file
 
 MASK_INPUT, PAST_KEY_INPUT, PAST_VALUE_INPUT = 3, 4, 5
 """Indices of optional inputs of `Attention`."""
@@ -330,11 +331,28 @@ def _narrow_source(model: ir.Model, value: ir.Value, dtype: ir.DataType) -> None
         )  # fmt: skip
 
 
+_LARGE = 2**24
+"""The number of elements above which a weight is narrowed in pieces, into a temporary file."""
+
+
 def _narrowed(tensor: ir.TensorProtocol, dtype: ir.DataType) -> np.ndarray:
     exact = tensor.numpy()
-    stored: np.ndarray = exact.astype(dtype.numpy())
-    assert np.array_equal(stored.astype(exact.dtype), exact), f"{tensor.name} has other values"
-    return stored
+
+    def narrow(wide: np.ndarray) -> np.ndarray:
+        stored: np.ndarray = wide.astype(dtype.numpy())
+        assert np.array_equal(stored.astype(wide.dtype), wide), f"{tensor.name} has other values"
+        return stored
+
+    if exact.size <= _LARGE:
+        return narrow(exact)
+    in_memory = exact.T if exact.T.flags.c_contiguous else exact  # its order there
+    step = max(_LARGE // in_memory[0].size, 1)
+    pieces = (
+        narrow(in_memory[start : start + step]).reshape(-1).view(np.uint8)
+        for start in range(0, len(in_memory), step)
+    )
+    found = joined_in_file(pieces).view(dtype.numpy()).reshape(in_memory.shape)
+    return found if in_memory is exact else found.T
 
 
 def _narrow_output(model: ir.Model, index: int, dtype: ir.DataType) -> None:

@@ -16,6 +16,7 @@ from attn_export.commands.bundle_graphs import lower_all
 from attn_export.commands.verify import verify
 from attn_export.errors import WeightsError
 from attn_export.export.export import export
+from attn_export.graph import ir_helpers
 from attn_export.graph.save import save_graphs
 from attn_export.graph.unread import Unread, reader
 from attn_export.parts.whole_models import model_checkpoint, model_oracle, unit_weights
@@ -61,6 +62,7 @@ def test_graphs_and_weights_are_those_of_a_build_in_memory(
     monkeypatch.setattr(model_checkpoint, "LARGE", 0)
     monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
     monkeypatch.setattr(unit_weights, "_WIDENED", WIDENED)
+    monkeypatch.setattr(ir_helpers, "_LARGE", WIDENED)
     by_unit = files_of(tmp_path / "by_unit", checkpoint, dtype, layers)
     assert {n: x for n, x in by_unit.items() if x != whole.get(n)} == {}
     assert len(by_unit) == len(whole) >= 3
