@@ -266,9 +266,7 @@ class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
             missing = set(self.outputs) - set(case.allowed)
             missing |= set(self.outputs) - set(case.rounded or self.outputs)
             if missing:
-                raise ValueError(
-                    f"{case.name} does not say what error of {min(missing)} is allowed"
-                )
+                raise ValueError(f"{case.name} gives no tolerance for {min(missing)}")
 
 
 class Distance(Struct, frozen=True, forbid_unknown_fields=True):

@@ -102,7 +102,9 @@ Signatures = Mapping[str, TensorSignature]
 )  # fmt: skip
 @fix_input_option
 @run_options(BUDGET, SEARCH_MORE)
-@option("-o", "--output", type=Path, metavar="DIR", help="Write graph and truth as a bundle.")
+@option(
+    "-o", "--output", type=Path, metavar="DIR", help="Write the graph and its cases as a bundle."
+)
 @output_options
 def compare_command(
     graphs: tuple[Path, ...],

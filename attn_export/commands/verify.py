@@ -62,18 +62,18 @@ from attn_export.system_info import environment
 )  # fmt: skip
 @option(
     "--recompute", is_flag=True,
-    help="Compute the truth anew and judge by that; the stored one must agree. Needs torch.",
+    help="Compute the reference anew and judge by that; the stored one must agree. Needs torch.",
 )  # fmt: skip
 @option(
     "--sizes", multiple=True, metavar="AXIS=N,…",
-    help="Run random inputs of these sizes in place of the golden ones. Needs torch.",
+    help="Run random inputs of these sizes in place of the stored ones. Needs torch.",
 )  # fmt: skip
 @option(
     "--module", metavar="PATH.py:FUNCTION",
     help="Your module, for --recompute and --sizes of a bundle that was built from it.",
 )  # fmt: skip
 @option(
-    "--case", "cases", multiple=True, metavar="NAME", help="Run this golden case alone.",
+    "--case", "cases", multiple=True, metavar="NAME", help="Run this test case alone.",
 )  # fmt: skip
 @option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
 @option(
@@ -85,7 +85,7 @@ from attn_export.system_info import environment
 def verify_command(
     bundle: Path, graph: Path | None, run: RunOptions, destinations: Output, **options: Any
 ) -> int:
-    """Replay a bundle's golden vectors; needs torch only with --recompute or --sizes."""
+    """Replay a bundle's test cases; needs torch only with --recompute or --sizes."""
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
@@ -113,20 +113,20 @@ def verify(
     oidc_issuer: str | None = None,
     **keywords: Unpack[RunKeywords],
 ) -> Report:
-    """Run a bundle's graphs, or another graph, and judge the outputs by its golden vectors.
+    """Run a bundle's graphs, or another graph, and compare the outputs with its test cases.
 
     Args:
         bundle: The bundle's folder, or a folder of several bundles.
         run: The keywords as one value.
         graph: An ONNX file to run instead of the bundle's own graphs. If it has the file name of
             one of these, it is run with the same layouts, dtypes and shared buffers.
-        recompute: Compute the cases, their truth and the error allowed anew, and judge by them. The
+        recompute: Compute the cases, their reference and tolerance anew, and judge by them. The
             stored ones must agree with them. Requires torch.
-        module: The user's module from which to compute the truth, as ``PATH.py:FUNCTION``.
+        module: The user's module from which to compute the reference, as ``PATH.py:FUNCTION``.
             Default: the spec of the bundle with the weights of `model.onnx`.
-        sizes: Sizes of random cases to run instead of the golden vectors:
+        sizes: Sizes of random cases to run instead of the stored cases:
             ``["batch=4,query_len=2048"]``. Requires torch.
-        cases: The names of the golden cases to run; all by default.
+        cases: The names of the test cases to run; all by default.
         baseline: A file with errors of an earlier run. Outputs with much larger errors fail.
         update: Write the errors of this run to `baseline`, if it passes, and do not compare.
         trust: A PEM file with the public key of the required signer, or a sigstore identity. The
@@ -330,8 +330,8 @@ def _stored_evidence(
     stored = [*goldens]
     if ours and stored[0].budgets:
         raise BundleError(
-            f"the golden vectors are no evidence: {folder / GOLDEN} has a budget in place of the "
-            "errors allowed, which a layer always has; build the bundle again"
+            f"the stored test cases prove nothing: {folder / GOLDEN} has a budget in place of the "
+            "tolerances, which a layer always has; build the bundle again"
         )
     check_evidence(manifest, [g.case for g in stored], ours=ours)
     check_labels(manifest, stored, ours=ours, batch="batch" if ours else manifest.batch)

@@ -186,7 +186,7 @@ def _result(report: Report) -> str:
 
 
 _STATES: Mapping[str, str] = {
-    "failed": "gives wrong outputs", "unusable": "has cases that are no evidence",
+    "failed": "gives wrong outputs", "unusable": "has cases that were not compared",
     "error": "gives no output", "refused": "refuses a graph", "crashed": "crashed",
     "hung": "hung", "out of memory": "ran out of memory", "not run": "could not run",
 }  # fmt: skip

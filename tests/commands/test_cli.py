@@ -188,7 +188,7 @@ def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(
     onnx.save(model, tmp_path / "wrong.onnx")
     done = cli("verify", bundle, "--graph", tmp_path / "wrong.onnx", "--runtime", "ort-cpu")
     assert done.returncode == 6
-    for word in ("failed ort-cpu", "output", "allowed", "worst at", "actual", "expected"):
+    for word in ("failed ort-cpu", "output", "tolerance", "worst at", "actual", "expected"):
         assert word in done.stdout
 
 

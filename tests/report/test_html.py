@@ -120,8 +120,8 @@ def test_the_worst_comes_first_and_what_is_the_same_is_shown_once():
         "worse, standard", "bad, standard", "good, standard; also good, standard",
     ]  # fmt: skip
     assert [figure["verdict"] for figure in found] == [
-        "B2_L3, output: failed", "B2_L3, output: failed, 12.5 times the error allowed",
-        "B2_L3, output: passed, 0.25 times the error allowed",
+        "B2_L3, output: failed", "B2_L3, output: failed, 12.5 times the tolerance",
+        "B2_L3, output: passed, 0.25 times the tolerance",
     ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_a_picture_says_in_words_what_its_colours_say():
     assert drawn["axes"] == "↓ query_len, → element; at batch 1"
     truth, runtime, difference, by_batch, by_query = drawn["pictures"]
     assert truth.words == (
-        "truth of output: 3 by 100 elements, drawn as 3 by 34 cells, up to 8 in magnitude. "
+        "reference of output: 3 by 100 elements, drawn as 3 by 34 cells, up to 8 in magnitude. "
         "The worst error is in row 3, column 3 of the picture."
     )
     assert difference.title == "difference, up to 12.5"
@@ -144,7 +144,7 @@ def test_a_picture_says_in_words_what_its_colours_say():
     assert runtime.paths["ewrong"] == "M2 2h1v1h-1z"
     assert "largest at bar 1 of 2, where it cannot be measured" in by_batch.words
     assert by_query.words.endswith(
-        "Error over allowed along query_len (3): largest at bar 3 of 3, 1."
+        "Error ÷ tolerance along query_len (3): largest at bar 3 of 3, 1."
     )
     assert "ebad" not in by_query.paths
     assert by_batch.paths["ebad"].startswith("M1.1 ")

@@ -31,7 +31,7 @@ def all_wrong(*runtimes: str, graphs: tuple[str, ...] = FORMS) -> Report:
     runs = tuple(run(name, graph=graph) for name in runtimes for graph in graphs)
     verdicts = tuple(
         verdict(r.runtime, "failed", 999.9999, graph=r.graph, case=NAME, max_abs=1e-7, max_rel=1e-6,
-                message="relative error 1.0e-02 over the whole output, allowed 1.0e-05")
+                message="relative error 1.0e-02 over the whole output, tolerance 1.0e-05")
         for r in runs
     )  # fmt: skip
     return Report("wide", runs, verdicts, {}, (f"a note on {NAME} that goes on and on and on",))

@@ -336,4 +336,4 @@ def _phase_note(entry: Entry, report: Report) -> str:
     )
     text = f"{entry.phase}: {len(cases) - len(failed)} of {counted(len(cases), 'case')} passed, "
     wrong = f"; wrong in {', '.join(kinds)}" if kinds else ""
-    return Detail(f"{text}worst {worst:.2g} of the error allowed{wrong}")
+    return Detail(f"{text}worst {worst:.2g} of the tolerance{wrong}")
