@@ -292,7 +292,7 @@ class Report:
         notes: Notes for the reader, the most important half-sentence of each first.
         model: The path of the graph, for links.
         explanations: The causes of failures, with a sentence for each explained runtime.
-        dimensions: The dtype and shape of each input and output, and the spec if there is one.
+        dimensions: The dtype and shape of each input and output, and the spec or the checkpoint.
         error: The error that ended the job before there were verdicts, or because of which they do
             not count.
         quality: The distance of a quantised model from the float model.

@@ -76,7 +76,7 @@ def beyond_limit(whole: float, row: float, dtype: np.dtype) -> str:
     ):
         if not error <= most:  # so that NaN is too large
             return (
-                f"not compared: the tolerance over {over} would be {error:.2g}, and "
+                f"the tolerance over {over} would be {error:.2g}, and "
                 f"{most:.2g} is the most for {dtype.name}"
             )
     return ""

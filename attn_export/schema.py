@@ -305,6 +305,19 @@ class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("it names no budget")
 
 
+class ReportedVerdict(Struct, frozen=True):
+    """What is read of a verdict in `report.json`."""
+
+    case: Name
+    status: Name
+
+
+class ReportFile(Struct, frozen=True):
+    """What is read of `report.json`."""
+
+    verdicts: Annotated[list[ReportedVerdict], Meta(max_length=10_000_000)]
+
+
 class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a baseline file: the version and the relative errors of each graph."""
 

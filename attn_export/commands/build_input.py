@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attn_export.commands.options import (
     Command,
     Option,
+    model_option,
     module_option,
     option,
     pairs,
@@ -48,10 +49,7 @@ INPUT = (
         help="A spec to start from: embed_dim 512, num_heads 8.",
     ),
     module_option,
-    option(
-        "--model", type=Path, metavar="FOLDER",
-        help="The checkpoint of a whole model: config.json and safetensors.",
-    ),
+    model_option,
     option(
         "--all-logits", is_flag=True,
         help="With --model: return the logits of all new tokens; there is no logit_index.",

@@ -26,6 +26,7 @@ from attn_export.commands.options import (
     SEARCH_MORE,
     fix_input_option,
     limit_own_memory,
+    model_option,
     module_option,
     option,
     pairs,
@@ -70,10 +71,7 @@ Signatures = Mapping[str, TensorSignature]
 @option("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=Path)
 @module_option
 @option("--graph", type=Path, metavar="FILE.onnx", help="The ONNX file of --module.")
-@option(
-    "--model", type=Path, metavar="FOLDER",
-    help="The checkpoint of a whole model: config.json and safetensors.",
-)  # fmt: skip
+@model_option
 @option(
     "--adapter", type=Path, metavar="FOLDER",
     help="A LoRA adapter of --model, as peft saves it, merged into its weights.",
@@ -122,7 +120,7 @@ def compare_command(
 ) -> int:
     """Compare any ONNX graph with a module, another graph, or a whole model.
 
-    The truth is the float64 run of --module, of A.onnx, or of --model as transformers runs it.
+    The reference is the float64 run of --module, of A.onnx, or of --model as transformers runs it.
     Inputs and outputs are matched by name, else by position.
     """
     from attn_export.export.user_module import load_subject
@@ -130,6 +128,8 @@ def compare_command(
     if exported is not None:
         if (model is None) == (module is None) or graph or graphs or fixed:
             raise UsageError("--graphs FOLDER is for --model FOLDER, or for --module alone")
+        if not exported.exists():
+            raise UsageError(f"cannot read {exported}: no such file")
         limit_own_memory()
         given = {"layout": layout, "adapter": adapter, "output": output}
         given |= {name: options[name] for name in ("names", "inputs")}

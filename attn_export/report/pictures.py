@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from attn_export.error_maps import Cells, ErrorMap, ErrorProfile
-from attn_export.report.tables import graph_label
+from attn_export.report.tables import graph_label, status_text
 from attn_export.results import Report, Verdict
 
 _PictureText = tuple[float, float, str, str]
@@ -121,7 +121,7 @@ def _figure(maps: Sequence[ErrorMap], verdict: Verdict) -> dict[str, object]:
     if verdict.worst is not None and math.isfinite(verdict.worst):
         share = f", {verdict.worst:.3g} times the tolerance"
     return {
-        "verdict": f"{maps[0].case}, {maps[0].output}: {verdict.status}{share}",
+        "verdict": f"{maps[0].case}, {maps[0].output}: {status_text(verdict.status)}{share}",
         "passed": verdict.status == "passed",
         # Attention, where there is an output of it, tells more than what follows from it.
         "maps": [_map(error_map) for error_map in reversed(maps)],

@@ -56,13 +56,35 @@ def test_it_needs_nothing_else_and_names_are_text(report):
 
 
 def test_verdict_failures_and_reasons_are_in_it():
-    text = " ".join(Page(to_html(mixed())).text.split())
-    assert text.index("✗ failed") < text.index("What failed") < text.index("Figures")
+    report = dataclasses.replace(mixed(), explanations=("a cause",))
+    text = " ".join(Page(to_html(report)).text.split())
+    order = ("✗ failed", "Why", "What to do:", "What failed", "Figures", "Case by case")
+    assert sorted(order, key=text.index) == [*order]
     assert "relative error 1e-2 over <the> whole | output" in text
+    assert "not compared eager has NaN" in text
     assert "ended with signal SIGSEGV: <core> & 100 %" in text
     assert "not run good, ort.decode: it has no TensorScatter" in text
     assert "a note with `code`" in text
     assert "✓ passed" in Page(to_html(clean())).text
+
+
+@pytest.mark.parametrize(
+    ("cause", "advice"),
+    [("the graph is wrong: its scale", "correct the export"), ("the graph is right, r", "another")],
+)
+def test_a_cause_comes_with_what_to_do(cause: str, advice: str):
+    text = Page(to_html(dataclasses.replace(mixed(), explanations=(cause,)))).text
+    assert advice in text.partition("What to do: ")[2].partition("\n")[0]
+
+
+def test_a_report_that_passed_has_its_details_folded():
+    folded, unfolded = (
+        [attrs for tag, attrs in Page(to_html(report)).elements if tag == "details"]
+        for report in (clean(), mixed())
+    )
+    assert len(folded) >= 3
+    assert not any("open" in attrs for attrs in folded)
+    assert all("open" in attrs for attrs in unfolded)
 
 
 def test_each_run_has_a_cell_for_each_case_of_which_the_first_failure_is_chosen():
@@ -174,6 +196,7 @@ def test_layers_of_a_whole_model_are_a_line_of_cells_for_each_phase():
     text = to_html(report)
     layers = text[text.index('id="layers"') : text.index('id="map"')]
     assert re.findall(r"<span aria-hidden=.true.>(\w+)</span>", layers) == ["past", "chunk"]
+    assert re.findall(r"<b>(\w+)</b>", layers) == [*map(str, range(12)), "logits"]
     says = re.findall(r'"says">(.*?)<', layers)
     assert len(says) == 2 * 13
     assert says[10:14] == [

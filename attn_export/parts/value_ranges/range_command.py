@@ -11,6 +11,7 @@ from attn_export.commands.options import (
     fix_input_option,
     json_option,
     limit_own_memory,
+    model_option,
     module_option,
     option,
     quiet_option,
@@ -36,7 +37,7 @@ _MISMATCH = 6
     help="Inputs by name, or a function that returns them.  [default: stored or random ones]",
 )  # fmt: skip
 @module_option
-@option("--model", type=Path, metavar="FOLDER", help="The checkpoint of a whole model.")
+@model_option
 @fix_input_option
 @option("--fix", type=Path, metavar="OUT.onnx", help="Write a graph that is right in the format.")
 @BUDGET

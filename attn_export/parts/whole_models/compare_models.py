@@ -131,7 +131,9 @@ def compare_models(
     joined = Report.joined(Path(graphs).absolute().name, reports)
     left_out = left_out_note(left_out_beside(folder, adapter) if folder is not None else {})
     notes = *left_out, *_layout_notes(exported), *phases, *notes, *joined.notes
-    return dataclasses.replace(joined, notes=notes)
+    name = Path(model).absolute().name if isinstance(model, (str, Path)) else type(model).__name__
+    about = {"checkpoint": name, **joined.dimensions}
+    return dataclasses.replace(joined, notes=notes, dimensions=about)
 
 
 def _judge_entry(

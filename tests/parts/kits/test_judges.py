@@ -232,7 +232,7 @@ def test_missing_and_unexpected_outputs_and_limits_are_problems(said):
     assert by_name["unusable"]["unusable"] == ["y: eager is NaN"]
     assert by_name["no tolerance"]["problems"] == ["y: the stored test cases give no tolerance"]
     assert by_name["1000000000.0 allowed"]["unusable"] == [
-        "y: not compared: the tolerance over the whole output would be 1000000000, and 0.016 is "
+        "y: the tolerance over the whole output would be 1000000000, and 0.016 is "
         "the most for float32"
     ]
 

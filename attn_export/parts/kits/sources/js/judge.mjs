@@ -61,7 +61,7 @@ export function beyondLimit(/** @type {Measures} */ allowed, /** @type {string} 
     if (allowed[part] <= most) continue; // so that NaN is too large
     const [error, limit] = [allowed[part], most].map((x) => Number(x.toPrecision(2)));
     return (
-      `not compared: the tolerance over ${OVER[part]} would be ${error}, and ${limit} is the most ` +
+      `the tolerance over ${OVER[part]} would be ${error}, and ${limit} is the most ` +
       `for ${type}`
     );
   }
