@@ -305,6 +305,15 @@ class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("it names no budget")
 
 
+class ToolTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[tool.attn-export]` of pyproject.toml."""
+
+    runtimes: list[Name] = []
+    require: list[Name] = []
+    budgets: list[Name] = []
+    baseline: Text = ""
+
+
 class ReportedVerdict(Struct, frozen=True):
     """What is read of a verdict in `report.json`."""
 

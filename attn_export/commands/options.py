@@ -195,18 +195,24 @@ SEARCH_MORE = option(
 def run_options(*others: Option) -> _Decorator:
     """Return a decorator for the options of runs and others, such as `BUDGET`.
 
-    The command gets them as `run`, a `RunOptions`, in which --cpu NAME is the runtime ort-cpu@NAME.
+    The command gets them as `run`, a `RunOptions`, in which --cpu NAME is the runtime ort-cpu@NAME,
+    and what is left out is that of pyproject.toml.
     """
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def merged(runtimes: tuple[str, ...], cpus: tuple[str, ...], **values: Any) -> Any:
+            from attn_export.configuration import read_configuration
             from attn_export.runtimes.run_options import RunKeywords, RunOptions
 
             if cpus:
                 runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
             names = values.keys() & RunKeywords.__annotations__.keys()
             given: Any = {name: values.pop(name) for name in names}
+            table = read_configuration(Path.cwd())
+            runtimes = runtimes or tuple(table.runtimes)
+            given["require"] = given["require"] or table.require
+            given["budgets"] = given["budgets"] or table.budgets
             run = RunOptions.of(runtimes=runtimes, **given)
             return command(run=run, **values)
 

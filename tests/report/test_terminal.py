@@ -18,6 +18,7 @@ from reports import GRAPHS, clean, mixed, run, verdict
 from rich.console import Console
 
 from attn_export.errors import printable
+from attn_export.report.tables import status_text
 from attn_export.report.terminal import print_report
 from attn_export.results import Detail, Report
 
@@ -76,7 +77,9 @@ def test_in_a_pipe_each_message_is_one_plain_line(report: Report):
     assert "\x1b" not in said
     for of in [v for v in report.verdicts if v.status != "passed"]:
         assert any(
-            line.startswith(of.status) and of.case in line and line.endswith(printable(of.message))
+            line.startswith(status_text(of.status))
+            and of.case in line
+            and line.endswith(printable(of.message))
             for line in said.splitlines()
         )  # fmt: skip
 
