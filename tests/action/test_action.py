@@ -200,6 +200,10 @@ def test_pip_gets_the_named_packages_and_no_options(act: Act, tmp_path: Path, wo
         return words[words.index("--") + 1 :]
 
     act(bundle="nothing")
+    assert installed() == [f"{ROOT}[cpu]"]
+    act(bundle="nothing", require="ort-cuda")
+    assert installed() == [f"{ROOT}[gpu]"]
+    act(build="nothing")
     assert installed() == [f"{ROOT}[build,gpu]"]
     act(bundle="nothing", install=f"attn-export==0.1.0\n\n--index-url=x\n{HOSTILE}\n")
     assert installed() == ["attn-export==0.1.0", "--index-url=x", HOSTILE]
