@@ -24,7 +24,7 @@ from attn_export.report.tables import (
     summaries,
     verdicts_by_case,
 )
-from attn_export.results import Report, Verdict
+from attn_export.results import Detail, Report, Verdict
 
 if TYPE_CHECKING:
     import jinja2
@@ -64,6 +64,7 @@ def to_html(report: Report) -> str:
         absent=[summary.run for summary in all_summaries if not summary.ran],
         problems=failure_groups(report.failures),
         advice=_advice(report),
+        untried=[note for note in report.notes if not isinstance(note, Detail)],
         engines=", ".join(dict.fromkeys(_engine(summary) for summary in ran)),
         graph_label=graph_label,
         status_text=status_text,

@@ -15,7 +15,7 @@ from reports import ENVIRONMENT, clean, error_map, mixed, run, verdict
 
 from attn_export.report.html import to_html
 from attn_export.report.pictures import SHOWN, figures, margin_bar
-from attn_export.results import Report
+from attn_export.results import Detail, Report
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -75,6 +75,16 @@ def test_verdict_failures_and_reasons_are_in_it():
 def test_a_cause_comes_with_what_to_do(cause: str, advice: str):
     text = Page(to_html(dataclasses.replace(mixed(), explanations=(cause,)))).text
     assert advice in text.partition("What to do: ")[2].partition("\n")[0]
+
+
+def test_a_report_that_passed_says_what_was_not_tried_before_its_details():
+    notes = ("not compared: a row", Detail("greedy tokens: 3 positions"), "x" * 300)
+    text = Page(to_html(dataclasses.replace(clean(), notes=notes))).text
+    seen = text.partition("Case by case")[0]
+    assert "not compared: a row" in seen
+    assert "greedy" not in seen
+    assert "x" * 159 not in seen
+    assert "x" * 300 in text
 
 
 def test_a_report_that_passed_has_its_details_folded():
