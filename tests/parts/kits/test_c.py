@@ -130,7 +130,7 @@ def test_no_evidence_does_not_pass_and_has_a_reason():
     done = run(kit, "self_test")
     assert done.returncode == 1, done.stderr
     lines = lines_of(done.stdout)
-    words = {"failed": "FAIL", "unusable": "not compared"}
+    words = {"failed": "FAIL", "unusable": "not-compared"}
     for name, (_, status, says) in NO_EVIDENCE.items():
         assert lines[name].startswith(f"{words[status]} {name}  output: "), lines[name]
         assert says in lines[name]

@@ -109,7 +109,7 @@ def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path):
     done = run(kit_of("node", bundle, tmp_path, "node"), "node", "src/self_test.mjs")
     assert done.returncode == 1, done.stderr
     lines = lines_of(done.stdout)
-    words = {"failed": "FAIL", "unusable": "not compared"}
+    words = {"failed": "FAIL", "unusable": "not-compared"}
     for name, (_, status, says) in NO_EVIDENCE.items():
         assert lines[name].startswith(f"{words[status]} {name}  output: "), lines[name]
         assert says.replace("1e+09", "1000000000").replace("inf", "Infinity") in lines[name]

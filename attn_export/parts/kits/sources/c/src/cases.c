@@ -100,7 +100,7 @@ static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t
         }
     }
     if (unproven != NULL) {
-        write_line(to.text, to.size, "not compared %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
+        write_line(to.text, to.size, "not-compared %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
         return false;
     }
     write_line(to.text, to.size, "ok   %.200s%s  %.3f of tolerance", one->name, how, worst);

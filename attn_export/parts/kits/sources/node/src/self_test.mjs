@@ -31,7 +31,7 @@ async function main(folder) {
   return failed ? 1 : 0;
 }
 
-const WORDS = { passed: 'ok  ', failed: 'FAIL', unusable: 'not compared' };
+const WORDS = { passed: 'ok  ', failed: 'FAIL', unusable: 'not-compared' };
 
 function line({ name, status, share, why }) {
   const what = status === 'passed' ? `${share.toFixed(3)} of tolerance` : why;

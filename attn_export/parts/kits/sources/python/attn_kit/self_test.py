@@ -18,7 +18,7 @@ from attn_kit.replay import replay
 from attn_kit.rule import judge_array
 from attn_kit.settings import CACHE, NAME, REPLAY, ROUNDS_INPUTS
 
-LABELS = {"failed": "FAIL", "unusable": "not compared", "passed": "ok  "}
+LABELS = {"failed": "FAIL", "unusable": "not-compared", "passed": "ok  "}
 """The printed form of each status, the worst first."""
 
 
