@@ -133,19 +133,19 @@ def _add_once(found: dict[str, Any], name: str, value: Any, option: click.Parame
     found[name] = value
 
 
-def _check_checkpoint(_: object, __: object, path: Path | None) -> Path | None:
+model_option = option(
+    "--model", type=Path, metavar="FOLDER",
+    help="The checkpoint of a whole model: config.json and safetensors.",
+)  # fmt: skip
+
+
+def check_model_folder(path: Path | None) -> None:
     """Refuse what is no folder before torch and transformers are imported, which takes seconds."""
     if path is not None and not path.exists():
         raise UsageError(f"--model {printable(path)}: there is no such folder")
     if path is not None and not path.is_dir():
         raise UsageError(f"--model {printable(path)} is a file; give its folder, {path.parent}")
-    return path
 
-
-model_option = option(
-    "--model", type=Path, metavar="FOLDER", callback=_check_checkpoint,
-    help="The checkpoint of a whole model: config.json and safetensors.",
-)  # fmt: skip
 
 fix_input_option = option(
     "--fix-input", "fixed", multiple=True, metavar="NAME=VALUE", callback=pairs,

@@ -69,7 +69,7 @@ def test_an_allowed_error_that_hides_faults_never_passes(error, message: str, co
 @pytest.mark.parametrize("error", [0, -1.0, math.nan, "1e9", True, [1]])
 def test_an_allowed_error_that_is_no_number_above_0_is_damage(error, copy: Path):
     change_index(copy, allow(error))
-    with pytest.raises(BundleError, match=r"index\.json was changed: .*tolerance"):
+    with pytest.raises(BundleError, match=r"index\.json was changed: .*allowed"):
         verify(copy, runtimes=["ort-cpu"])
 
 
@@ -93,7 +93,7 @@ def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Pat
         index["cases"] = [case for case in index["cases"] if keeps(case)]
 
     change_index(copy, change)
-    with pytest.raises(BundleError, match="are not compared") as caught:
+    with pytest.raises(BundleError, match="prove nothing") as caught:
         verify(copy, runtimes=["ort-cpu"])
     assert message in str(caught.value)
 
