@@ -58,7 +58,7 @@ class Truth:
         else:
             raise UsageError(
                 f"{folder} is of a module of your own: give --module PATH.py:FUNCTION, which the "
-                "truth is computed from"
+                "reference is computed from"
             )
         self.progress, self._bundle = progress, folder
         _check_names(self.subject, manifest, module)
