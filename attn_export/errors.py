@@ -99,7 +99,7 @@ class RuntimeFailure(AttnExportError):  # noqa: N818 (RuntimeError means somethi
 
 
 class ParityError(AttnExportError):
-    """Outputs that differ from the truth by more than the judge's rule allows."""
+    """Outputs that differ from the reference by more than the tolerance."""
 
     exit_code = 6
 

@@ -109,7 +109,7 @@ def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]
     finite = np.isfinite(np.atleast_1d(t))
     if not (finite.all() and np.isfinite(r).all()):
         for name, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
-            yield f"{name} in other places than the truth has them", test(r) != test(t)
+            yield f"{name} in other places than in the reference", test(r) != test(t)
     # Infinite elements of t were compared above, and count as 0 here.
     zero = zero_rows(t if finite.all() else np.where(finite, t, 0.0))[..., None]
     if zero.any():

@@ -190,9 +190,17 @@ def _bundle_path(bundle: Any, config: pytest.Config) -> Path:
 
 
 def _with_runtimes(options: dict[str, Any], config: pytest.Config) -> dict[str, Any]:
+    from attn_export.configuration import read_configuration
+    from attn_export.errors import UsageError
+
+    try:
+        table = read_configuration(config.rootpath)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
     named = config.getoption("--parity-runtime")
-    required = config.getoption("--parity-require")
+    required = config.getoption("--parity-require") or table.require
     return {
+        "runtimes": table.runtimes,
         **options,
         **({"runtimes": named} if named else {}),
         "require": [*options.get("require", ()), *required],

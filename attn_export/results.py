@@ -52,8 +52,8 @@ BundleCheck = Callable[[], Signature | None]
 Arrays = Mapping[str, "np.ndarray"]
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
-"""The status of a verdict. ``unusable``: the case is no evidence, because the error allowed exceeds
-its limit, ties decide the output, or eager is not finite. ``error``: there is no output."""
+"""The status of a verdict. ``unusable``: not compared, because the tolerance exceeds its
+limit, ties decide the output, or eager is not finite. ``error``: there is no output."""
 
 WHOLE_DECODE, BASE, CHANGED = "decode", "base", "changed_"
 """The kind of whole decodes; the name of the base case; and the prefix of the names of cases that
@@ -131,19 +131,19 @@ class StoredCase:
 
 @dataclasses.dataclass(frozen=True)
 class Golden:
-    """A case with its truth.
+    """A case with its reference outputs.
 
     Attributes:
         case: The case.
-        expected: The float64 truth, rounded to the outputs' dtypes.
+        expected: The float64 reference, rounded to the outputs' dtypes.
         eager: The outputs of the module itself.
-        allowed: The error allowed by output; None for integers and bools, which must be equal.
-        unusable: The reasons that outputs are no evidence, such as infinities or ties.
+        allowed: The tolerance by output; None for integers and bools, which must be equal.
+        unusable: The reasons that outputs are not compared, such as infinities or ties.
         tied: For outputs with ties, a boolean mask of the elements that ties decide. Not stored.
         determined: The rows of `ignored_rows` that are compared nonetheless, by output: their
             numbers, counted through all axes but the last.
         budgets: The limits that alone judge the sizes of errors, over all cases; () for the rule.
-        rounded: The error allowed of graphs that round inputs of products to 8 bits, by output.
+        rounded: The tolerance of graphs that round inputs of products to 8 bits, by output.
         floats: The outputs of the model before its weights were rounded, if it is measured here.
         rounds_inputs: Whether `allowed` is `rounded`, which has no limit.
     """
@@ -292,7 +292,7 @@ class Report:
         notes: Notes for the reader, the most important half-sentence of each first.
         model: The path of the graph, for links.
         explanations: The causes of failures, with a sentence for each explained runtime.
-        dimensions: The dtype and shape of each input and output, and the spec if there is one.
+        dimensions: The dtype and shape of each input and output, and the spec or the checkpoint.
         error: The error that ended the job before there were verdicts, or because of which they do
             not count.
         quality: The distance of a quantised model from the float model.

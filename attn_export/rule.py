@@ -76,7 +76,7 @@ def beyond_limit(whole: float, row: float, dtype: np.dtype) -> str:
     ):
         if not error <= most:  # so that NaN is too large
             return (
-                f"no evidence: an error of {error:.2g} over {over} would be allowed, and "
+                f"the tolerance over {over} would be {error:.2g}, and "
                 f"{most:.2g} is the most for {dtype.name}"
             )
     return ""
@@ -145,7 +145,7 @@ def _judge_floats(
             worst = math.nan if (np.isnan(r) != np.isnan(t)).any() else math.inf
             return Judgement("failed", f"{problem}; {describe_wrong(wrong, r, t)}", worst=worst)
     if allowed is None:
-        return Judgement("failed", "the golden vectors do not say what error is allowed")
+        return Judgement("failed", "the stored test cases give no tolerance")
     beyond = beyond_limit(allowed.whole, allowed.row, limited) if limited is not None else ""
     if beyond:
         return Judgement("unusable", beyond)
@@ -161,7 +161,7 @@ def _judge_floats(
         return Judgement("passed", "", errors, worst)
     index = worst_index(r, t, by_row=over == "one row")
     message = (
-        f"relative error {error:.2e} over {over}, allowed {limit:.2e}; worst at {list(index)}: "
+        f"relative error {error:.2e} over {over}, tolerance {limit:.2e}; worst at {list(index)}: "
         f"{_format_values(r[index], t[index])}"
     )
     return Judgement("failed", message, errors, worst)

@@ -266,9 +266,7 @@ class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
             missing = set(self.outputs) - set(case.allowed)
             missing |= set(self.outputs) - set(case.rounded or self.outputs)
             if missing:
-                raise ValueError(
-                    f"{case.name} does not say what error of {min(missing)} is allowed"
-                )
+                raise ValueError(f"{case.name} gives no tolerance for {min(missing)}")
 
 
 class Distance(Struct, frozen=True, forbid_unknown_fields=True):
@@ -305,6 +303,28 @@ class QualityFile(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("it has a budget, and names no case")
         if self.cases and not self.budgets:
             raise ValueError("it names no budget")
+
+
+class ToolTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[tool.attn-export]` of pyproject.toml."""
+
+    runtimes: list[Name] = []
+    require: list[Name] = []
+    budgets: list[Name] = []
+    baseline: Text = ""
+
+
+class ReportedVerdict(Struct, frozen=True):
+    """What is read of a verdict in `report.json`."""
+
+    case: Name
+    status: Name
+
+
+class ReportFile(Struct, frozen=True):
+    """What is read of `report.json`."""
+
+    verdicts: Annotated[list[ReportedVerdict], Meta(max_length=10_000_000)]
 
 
 class BaselineFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -100,8 +100,13 @@ EXTRAS = {
 
 
 def install_command(*requirements: str) -> str:
-    """Return a command that installs packages into this environment, even if it has no pip."""
+    """Return a command that installs packages into this environment, even if it has no pip.
+
+    attn-export itself, with extras, is `.[extra]`: it is on no package index.
+    """
     quoted = " ".join(f"'{name}'" if set(name) & set("[<>") else name for name in requirements)
+    if any(name.startswith(".[") for name in requirements):
+        quoted += " in the clone of attn-export"
     if find_spec("pip"):
         return f"pip install {quoted}"
     prefix = Path(sys.prefix)
@@ -112,7 +117,7 @@ def install_command(*requirements: str) -> str:
 
 def missing_package(package: str, *requirements: str) -> str:
     """Return a message that a package is not installed, with the command that installs it."""
-    extra = [f"attn-export[{EXTRAS[package]}]"] if package in EXTRAS else [package]
+    extra = [f".[{EXTRAS[package]}]"] if package in EXTRAS else [package]
     return f"{package} is not installed; {install_command(*(requirements or extra))}"
 
 

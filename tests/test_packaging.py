@@ -74,12 +74,17 @@ def test_exporters_and_engines_are_installed_by_extras_alone():
 @pytest.mark.parametrize(
     ("package", "requirements", "pip", "says"),
     [
-        ("torch", (), True, "torch is not installed; pip install 'attn-export[build]'"),
+        (
+            "torch",
+            (),
+            True,
+            "torch is not installed; pip install '.[build]' in the clone of attn-export",
+        ),
         ("tract", (), True, "tract is not installed; pip install tract"),
         ("OpenCV", ("cv2>=5",), True, "OpenCV is not installed; pip install 'cv2>=5'"),
         ("tract", (), False, "tract is not installed; python3 -m pip --python env install tract"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_package_is_named_with_a_command_that_exists_here(
     package, requirements, pip, says, monkeypatch, tmp_path
 ):

@@ -170,6 +170,15 @@ def test_named_runtimes_take_the_place_of_those_of_the_test(project: Path):
     assert [run["runtime"] for run in runs] == ["onnx-reference"]
 
 
+def test_the_table_of_the_project_names_runtimes_where_no_option_does(project: Path):
+    (project / "pyproject.toml").write_text('[tool.attn-export]\nruntimes = ["onnx-reference"]\n')
+    words = ("test_bundles.py::test_a_whole_bundle", "--parity-report", "r")
+    assert outcomes(project, *words)[0]["passed"] == 1
+    (path,) = (project / "r").glob("*.json")
+    runs = json.loads(path.read_text())["runs"]
+    assert [run["runtime"] for run in runs] == ["onnx-reference"]
+
+
 def test_a_marker_without_a_bundle_or_with_a_wrong_one_is_one_line(project: Path):
     for marker, fixture, says in (
         ("", "parity_case", "needs @pytest.mark.parity(BUNDLE)"),

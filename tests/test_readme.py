@@ -21,9 +21,8 @@ SHELL, LISTED = (
     ]
     for text in (README, EXAMPLES)
 )
-PROVEN = re.findall(
-    r"^\|[^|]+\| ([^|]*\d[^|]*) \(\[[^]]+\]\(([^)#]+)[^)]*\)\) \|$", README, flags=re.M
-)
+PROVEN = re.findall(r"\| ([^|\n]*\d[^|\n]*) \(\[[^]]+\]\(([^)#]+)[^)]*\)\)(?= \|)", README)
+"""Figures of the table, also of what falls short, and the page of each."""
 SCRIPTS = sorted(path for path in (ROOT / "scripts").glob("[a-z]*[!k]") if path.is_file())
 
 
@@ -32,7 +31,7 @@ def test_the_first_two_commands_are_the_main_job_and_the_tests():
 
 
 def test_it_is_short():
-    assert README.count("\n") <= 120
+    assert README.count("\n") <= 110
 
 
 # A worker needs a scheduler.

@@ -99,7 +99,7 @@ def read_golden(folder: Path) -> list[Golden]:
         budgets = tuple(map(Budget.parse, index.budgets))
         return [replace(_read_case(folder, index, e), budgets=budgets) for e in index.cases]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
-        raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
+        raise BundleError(f"the stored test cases in {folder} cannot be read: {error}") from error
 
 
 def stored_cases(folder: Path) -> tuple[list[str], list[StoredCase]]:
@@ -240,7 +240,7 @@ def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> 
     missing = next(_missing(manifest, cases, ours=ours), "")
     if missing:
         raise BundleError(
-            f"the golden vectors are no evidence: of {counted(len(cases), 'case')}, {missing}; "
+            f"the stored test cases prove nothing: of {counted(len(cases), 'case')}, {missing}; "
             "build the bundle again"
         )
 
@@ -283,7 +283,7 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
         name: shape for name, shape in inputs.items() if any(isinstance(a, int) for a in shape)
     }
     shown = ", ".join(f"{name} [{', '.join(map(str, s))}]" for name, s in fixed.items())
-    return (f"no other size was tried of axes that are numbers: {shown}",) if fixed else ()
+    return (f"fixed axes were not varied: {shown}",) if fixed else ()
 
 
 def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterator[str]:

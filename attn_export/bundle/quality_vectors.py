@@ -225,7 +225,7 @@ def read_quality(
     if not (folder / QUALITY).is_file():
         if quantised:
             raise BundleError(
-                f"the golden vectors are no evidence: {folder / QUALITY} is missing, by which a "
+                f"the stored test cases prove nothing: {folder / QUALITY} is missing, by which a "
                 "quantised layer is compared with the float one; build the bundle again"
             )
         return None, goldens

@@ -209,7 +209,7 @@ def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
         return bool(after.any())
     if allowed.whole == math.inf:
         raise ExportError(
-            f"the error allowed for {output} is infinite in the case {base.case.name}, so nothing "
+            f"the tolerance for {output} is infinite in the case {base.case.name}, so nothing "
             "it shows could be wrong: rounding makes values of the module infinite or NaN; keep "
             "them below the largest number of their type"
         )

@@ -187,7 +187,7 @@ def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:
     ):
         sizes = blocks.summary(names)
         if sizes:
-            yield f"no case has these sizes at blocks of kernels, since {reason}: {sizes}"
+            yield f"not tested at block sizes of kernels, since {reason}: {sizes}"
 
 
 def covering_sizes(

@@ -53,7 +53,7 @@ def assert_parity(
             are matched by equal names, and the remaining ones by position.
         outputs: The names of the outputs of a module; see `Subject`.
         dialects: The dialects to export a module to. A bundle is run in all that it has.
-        **keywords: [How graphs are run and judged](api.md#keywords-of-runs).
+        **keywords: How graphs are run and judged, as in `RunKeywords`.
 
     Returns:
         The report, which has passed.

@@ -123,7 +123,7 @@ def build(
         name: The name of the bundle in the report.
         dialects: The dialects of the graphs, or ``"all"`` for those that fit.
         seed: The seed for the weights of a spec's module.
-        **keywords: [How graphs are run and judged](api.md#keywords-of-runs).
+        **keywords: How graphs are run and judged, as in `RunKeywords`.
 
     Returns:
         The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attn_export.commands.options import (
     Command,
     Option,
+    check_model_folder,
+    model_option,
     module_option,
     option,
     pairs,
@@ -48,10 +50,7 @@ INPUT = (
         help="A spec to start from: embed_dim 512, num_heads 8.",
     ),
     module_option,
-    option(
-        "--model", type=Path, metavar="FOLDER",
-        help="The checkpoint of a whole model: config.json and safetensors.",
-    ),
+    model_option,
     option(
         "--all-logits", is_flag=True,
         help="With --model: return the logits of all new tokens; there is no logit_index.",
@@ -211,6 +210,7 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     if whole and others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
+    check_model_folder(given["model"])
     for name in _ONLY_OF_MODELS:
         if given[name] and not given["model"]:
             flag = f"--{name.replace('_', '-')}"

@@ -24,8 +24,10 @@ from attn_export.commands.judge_graphs import axes_of, caches_of, judge_graphs
 from attn_export.commands.options import (
     BUDGET,
     SEARCH_MORE,
+    check_model_folder,
     fix_input_option,
     limit_own_memory,
+    model_option,
     module_option,
     option,
     pairs,
@@ -70,10 +72,7 @@ Signatures = Mapping[str, TensorSignature]
 @option("graphs", nargs=-1, metavar="[A.onnx B.onnx]", type=Path)
 @module_option
 @option("--graph", type=Path, metavar="FILE.onnx", help="The ONNX file of --module.")
-@option(
-    "--model", type=Path, metavar="FOLDER",
-    help="The checkpoint of a whole model: config.json and safetensors.",
-)  # fmt: skip
+@model_option
 @option(
     "--adapter", type=Path, metavar="FOLDER",
     help="A LoRA adapter of --model, as peft saves it, merged into its weights.",
@@ -102,7 +101,9 @@ Signatures = Mapping[str, TensorSignature]
 )  # fmt: skip
 @fix_input_option
 @run_options(BUDGET, SEARCH_MORE)
-@option("-o", "--output", type=Path, metavar="DIR", help="Write graph and truth as a bundle.")
+@option(
+    "-o", "--output", type=Path, metavar="DIR", help="Write the graph and its cases as a bundle."
+)
 @output_options
 def compare_command(
     graphs: tuple[Path, ...],
@@ -120,7 +121,7 @@ def compare_command(
 ) -> int:
     """Compare any ONNX graph with a module, another graph, or a whole model.
 
-    The truth is the float64 run of --module, of A.onnx, or of --model as transformers runs it.
+    The reference is the float64 run of --module, of A.onnx, or of --model as transformers runs it.
     Inputs and outputs are matched by name, else by position.
     """
     from attn_export.export.user_module import load_subject
@@ -128,6 +129,9 @@ def compare_command(
     if exported is not None:
         if (model is None) == (module is None) or graph or graphs or fixed:
             raise UsageError("--graphs FOLDER is for --model FOLDER, or for --module alone")
+        check_model_folder(model)
+        if not exported.exists():
+            raise UsageError(f"cannot read {exported}: no such file")
         limit_own_memory()
         given = {"layout": layout, "adapter": adapter, "output": output}
         given |= {name: options[name] for name in ("names", "inputs")}

@@ -64,7 +64,7 @@ def golden_vectors(
             golden = computed.pop(case.name, None) or next(rest)
             named = names.golden(golden) if names else golden
             written.append(writer.submit(write_outputs, folder, number, named))
-            progress.advance(f"float64 truth: {case.name}")
+            progress.advance(f"float64 reference: {case.name}")
             if not plan.is_settled:
                 unnamed.append(golden)
             del golden, named  # of which the writer returns one that takes less memory

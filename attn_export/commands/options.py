@@ -133,6 +133,20 @@ def _add_once(found: dict[str, Any], name: str, value: Any, option: click.Parame
     found[name] = value
 
 
+model_option = option(
+    "--model", type=Path, metavar="FOLDER",
+    help="The checkpoint of a whole model: config.json and safetensors.",
+)  # fmt: skip
+
+
+def check_model_folder(path: Path | None) -> None:
+    """Refuse what is no folder before torch and transformers are imported, which takes seconds."""
+    if path is not None and not path.exists():
+        raise UsageError(f"--model {printable(path)}: there is no such folder")
+    if path is not None and not path.is_dir():
+        raise UsageError(f"--model {printable(path)} is a file; give its folder, {path.parent}")
+
+
 fix_input_option = option(
     "--fix-input", "fixed", multiple=True, metavar="NAME=VALUE", callback=pairs,
     help="An input of the graph that always has this value, as in use_cache_branch=1.",
@@ -181,18 +195,24 @@ SEARCH_MORE = option(
 def run_options(*others: Option) -> _Decorator:
     """Return a decorator for the options of runs and others, such as `BUDGET`.
 
-    The command gets them as `run`, a `RunOptions`, in which --cpu NAME is the runtime ort-cpu@NAME.
+    The command gets them as `run`, a `RunOptions`, in which --cpu NAME is the runtime ort-cpu@NAME,
+    and what is left out is that of pyproject.toml.
     """
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def merged(runtimes: tuple[str, ...], cpus: tuple[str, ...], **values: Any) -> Any:
+            from attn_export.configuration import read_configuration
             from attn_export.runtimes.run_options import RunKeywords, RunOptions
 
             if cpus:
                 runtimes = (*(runtimes or (CPU,)), *(f"{CPU}@{name}" for name in cpus))
             names = values.keys() & RunKeywords.__annotations__.keys()
             given: Any = {name: values.pop(name) for name in names}
+            table = read_configuration(Path.cwd())
+            runtimes = runtimes or tuple(table.runtimes)
+            given["require"] = given["require"] or table.require
+            given["budgets"] = given["budgets"] or table.budgets
             run = RunOptions.of(runtimes=runtimes, **given)
             return command(run=run, **values)
 

@@ -58,7 +58,7 @@ class Truth:
         else:
             raise UsageError(
                 f"{folder} is of a module of your own: give --module PATH.py:FUNCTION, which the "
-                "truth is computed from"
+                "reference is computed from"
             )
         self.progress, self._bundle = progress, folder
         _check_names(self.subject, manifest, module)
@@ -98,7 +98,7 @@ class Truth:
             differences = [Difference(about), *(d for d in differences if not d.is_of_case)]
         elif wrong:
             error = BundleError(
-                f"the golden vectors are not those that are computed anew: "
+                f"the stored test cases are not those that are computed anew: "
                 f"{counted(len(wrong), 'difference')}, the first: {wrong[0]}"
             )
         runs, verdicts = judge_stored(reduced, stored.goldens)
@@ -156,7 +156,7 @@ class Truth:
         self.progress.expect(len(cases))
         for case in cases:
             goldens.append(self._oracle.golden(case))
-            self.progress.advance(f"float64 truth: {case.name}")
+            self.progress.advance(f"float64 reference: {case.name}")
         return goldens
 
     def _case(self, text: str) -> Case:

@@ -34,16 +34,18 @@ from attn_export.bundle.quality_vectors import claim_notes, quantised_parts, rea
 from attn_export.commands.attestation import attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
+from attn_export.configuration import read_configuration
 from attn_export.dialect_names import MODEL
-from attn_export.errors import BundleError, UsageError, choose, printable
+from attn_export.errors import BundleError, UsageError, choose, one_line, printable
 from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
 from attn_export.quality import Budget
 from attn_export.report.progress import options_of_call
 from attn_export.results import BundleCheck, Report, StoredCase
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunKeywords, RunOptions
-from attn_export.schema import GraphFile, Manifest
+from attn_export.schema import GraphFile, Manifest, ReportFile
 from attn_export.system_info import environment
+from attn_export.untrusted_files import checked, parse_json, read_text
 
 
 @with_help(
@@ -62,18 +64,22 @@ from attn_export.system_info import environment
 )  # fmt: skip
 @option(
     "--recompute", is_flag=True,
-    help="Compute the truth anew and judge by that; the stored one must agree. Needs torch.",
+    help="Compute the reference anew and judge by that; the stored one must agree. Needs torch.",
 )  # fmt: skip
 @option(
     "--sizes", multiple=True, metavar="AXIS=N,…",
-    help="Run random inputs of these sizes in place of the golden ones. Needs torch.",
+    help="Run random inputs of these sizes in place of the stored ones. Needs torch.",
 )  # fmt: skip
 @option(
     "--module", metavar="PATH.py:FUNCTION",
     help="Your module, for --recompute and --sizes of a bundle that was built from it.",
 )  # fmt: skip
 @option(
-    "--case", "cases", multiple=True, metavar="NAME", help="Run this golden case alone.",
+    "--case", "cases", multiple=True, metavar="NAME", help="Run this test case alone.",
+)  # fmt: skip
+@option(
+    "--last-failed", type=Path, metavar="FILE",
+    help="Run the cases alone that failed in this report, as --json FILE writes it.",
 )  # fmt: skip
 @option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
 @option(
@@ -85,7 +91,12 @@ from attn_export.system_info import environment
 def verify_command(
     bundle: Path, graph: Path | None, run: RunOptions, destinations: Output, **options: Any
 ) -> int:
-    """Replay a bundle's golden vectors; needs torch only with --recompute or --sizes."""
+    """Replay a bundle's test cases; needs torch only with --recompute or --sizes."""
+    last_failed = options.pop("last_failed")
+    if last_failed is not None:
+        options["cases"] = (*options["cases"], *_failed_in(last_failed))
+    if options["baseline"] is None and (baseline := read_configuration(Path.cwd()).baseline):
+        options["baseline"] = Path(baseline)
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
@@ -96,6 +107,19 @@ def verify_command(
 
             report = explain_failures(report, bundle, graph, run=run)
     return destinations.render(report, place=None)
+
+
+def _failed_in(path: Path) -> list[str]:
+    """Return the names of the cases that did not pass in a report."""
+    try:
+        report = checked(parse_json(read_text(path)), ReportFile)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the report {path}: {one_line(error)}") from error
+    failed = (each.case for each in report.verdicts if each.status != "passed")
+    names = dict.fromkeys(filter(None, failed))
+    if not names:
+        raise UsageError(f"no case failed in {path}; leave --last-failed out")
+    return [*names]
 
 
 def verify(
@@ -113,26 +137,26 @@ def verify(
     oidc_issuer: str | None = None,
     **keywords: Unpack[RunKeywords],
 ) -> Report:
-    """Run a bundle's graphs, or another graph, and judge the outputs by its golden vectors.
+    """Run a bundle's graphs, or another graph, and compare the outputs with its test cases.
 
     Args:
         bundle: The bundle's folder, or a folder of several bundles.
         run: The keywords as one value.
         graph: An ONNX file to run instead of the bundle's own graphs. If it has the file name of
             one of these, it is run with the same layouts, dtypes and shared buffers.
-        recompute: Compute the cases, their truth and the error allowed anew, and judge by them. The
+        recompute: Compute the cases, their reference and tolerance anew, and judge by them. The
             stored ones must agree with them. Requires torch.
-        module: The user's module from which to compute the truth, as ``PATH.py:FUNCTION``.
+        module: The user's module from which to compute the reference, as ``PATH.py:FUNCTION``.
             Default: the spec of the bundle with the weights of `model.onnx`.
-        sizes: Sizes of random cases to run instead of the golden vectors:
+        sizes: Sizes of random cases to run instead of the stored cases:
             ``["batch=4,query_len=2048"]``. Requires torch.
-        cases: The names of the golden cases to run; all by default.
+        cases: The names of the test cases to run; all by default.
         baseline: A file with errors of an earlier run. Outputs with much larger errors fail.
         update: Write the errors of this run to `baseline`, if it passes, and do not compare.
         trust: A PEM file with the public key of the required signer, or a sigstore identity. The
             signed files are copied, and the copy is run.
         oidc_issuer: The URL of the issuer of a sigstore identity; None for a key.
-        **keywords: [As for a build](api.md#keywords-of-runs). Budgets replace those of the bundle.
+        **keywords: As for `build`. Budgets replace those of the bundle.
 
     Returns:
         The report. Its `error` is a `BundleError` if stored cases differ from those computed anew.
@@ -330,8 +354,8 @@ def _stored_evidence(
     stored = [*goldens]
     if ours and stored[0].budgets:
         raise BundleError(
-            f"the golden vectors are no evidence: {folder / GOLDEN} has a budget in place of the "
-            "errors allowed, which a layer always has; build the bundle again"
+            f"the stored test cases prove nothing: {folder / GOLDEN} has a budget in place of the "
+            "tolerances, which a layer always has; build the bundle again"
         )
     check_evidence(manifest, [g.case for g in stored], ours=ours)
     check_labels(manifest, stored, ours=ours, batch="batch" if ours else manifest.batch)

@@ -63,8 +63,8 @@ def _signature_difference(case: GoldenCase, outputs: Arrays) -> str:
 
 UNKNOWN = "unknown"
 _IN_GRAPH = (
-    "the graph is wrong: in float64 it does not give the truth; no known fault reproduces "
-    "its outputs, and no first wrong value was found"
+    "the graph is wrong: in float64 it does not give the reference outputs; no known fault "
+    "reproduces its outputs, and no first wrong value was found"
 )
 
 _CORRECTION = "; its outputs become right if"

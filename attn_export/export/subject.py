@@ -77,7 +77,7 @@ class Subject:
         outputs: Names for the tensors that the module returns, in order; for a dict, its keys.
         relations: Axes that are sums of products of others: ``{"rows": "2*query_len - 1"}``.
         notes: Notes on the module for the reader of the report.
-        translations: Functions in place of operators of others: ``{"theirs::attend": function}``.
+        translations: Functions in place of custom operators: ``{"theirs::attend": function}``.
 
     Attributes:
         traits: What is known of how the module computes.

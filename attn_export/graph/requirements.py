@@ -289,13 +289,13 @@ def precision_notes(model: onnx.ModelProto) -> tuple[str, ...]:
     types = {output.type.tensor_type.elem_type for output in model.graph.output} & _FLOATING
     if least_eps(model) > min((_EPS.get(code, 0.0) for code in types), default=0.0):
         notes.append(
-            "the graph computes in fewer bits than its outputs have: the error allowed is that of "
+            "the graph computes in fewer bits than its outputs have: the tolerance is that of "
             "the narrower type"
         )
     quantised = sorted({node.op_type for node in model.graph.node} & QUANTISED)
     if quantised:
         notes.append(
-            f"the graph quantises ({', '.join(quantised)}); the error allowed is that of rounding "
+            f"the graph quantises ({', '.join(quantised)}); the tolerance is that of rounding "
             "to its floating types alone"
         )
     return tuple(notes)

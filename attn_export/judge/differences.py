@@ -9,7 +9,7 @@ from attn_export.bundle.manifest import GOLDEN
 from attn_export.judge.judge import judge
 from attn_export.results import Golden, RuntimeRun, Verdict
 
-STORED = "golden vectors"
+STORED = "stored test cases"
 """The runtime name in the report under which the stored truth is judged."""
 
 MORE = 1.1
@@ -60,7 +60,7 @@ def _labels_that_differ(new: Golden, old: Golden) -> Iterator[str]:
     for name in _other_inputs(new, old):
         yield f"its {name} is not the one that is computed"
     if new.unusable.keys() != old.unusable.keys():
-        yield f"no evidence are {sorted(old.unusable)}, and {sorted(new.unusable)} are computed"
+        yield f"not compared are {sorted(old.unusable)}, and {sorted(new.unusable)} are computed"
 
 
 def _other_inputs(new: Golden, old: Golden) -> list[str]:
@@ -79,13 +79,13 @@ def _compare_allowed(new: Golden, old: Golden) -> Iterator[Difference]:
         if computed == allowed:
             continue  # also infinite ones, of cases that are no evidence
         if computed is None or allowed is None:
-            text = f"the error allowed for {name} is {allowed}, and {computed} is computed"
+            text = f"the tolerance for {name} is {allowed}, and {computed} is computed"
             yield Difference(text, new.case.name, is_wrong=True)
             continue
         ratios = (allowed.whole / computed.whole, allowed.row / computed.row)
         if not (min(ratios) >= 1 / MORE and max(ratios) <= MORE):
             text = (
-                f"the error allowed for {name} is {allowed.whole:.3g} of the whole and "
+                f"the tolerance for {name} is {allowed.whole:.3g} of the whole and "
                 f"{allowed.row:.3g} of a row, {max(ratios):.3g} times what is computed"
             )
             yield Difference(text, new.case.name, is_wrong=max(ratios) > MORE)

@@ -85,8 +85,8 @@ def _compared(verdict: Verdict, baseline: BaselineFile, versions: Mapping[str, s
     was, is_ = baseline.versions.get(key, "?"), versions.get(key, "?")
     since = f"{verdict.runtime} {was} before, {is_} now" if was != is_ else f"{is_} as before"
     message = (
-        f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {_FACTOR:g} times "
-        f"worse; {since}"
+        f"error / tolerance is {now:.3g} and was {before:.3g} in the baseline: more than "
+        f"{_FACTOR:g} times worse; {since}"
     )
     return dataclasses.replace(verdict, status="failed", message=message)
 
@@ -144,6 +144,6 @@ def _ratio(worst: Mapping[str, float], name: str) -> tuple[float, str]:
     ratio = worst[name] / max(worst[best], FLOOR)
     text = (
         f"has {ratio:.1f} times the error of {best}: "
-        f"{worst[name]:.2f} of what is allowed, against {worst[best]:.2f}"
+        f"error / tolerance {worst[name]:.2f}, against {worst[best]:.2f}"
     )
     return ratio, text

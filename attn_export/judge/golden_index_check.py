@@ -321,7 +321,7 @@ def check_labels(manifest: Manifest, goldens: Sequence[Golden], *, ours: bool, b
     except (LookupError, TypeError, ValueError) as error:  # they have other inputs than the spec's
         wrong = f"their inputs cannot be checked: {one_line(error)}"
     if wrong:
-        raise BundleError(f"the golden vectors are no evidence: {wrong}; build the bundle again")
+        raise BundleError(f"the stored test cases prove nothing: {wrong}; build the bundle again")
 
 
 def _all_wrong(
@@ -336,7 +336,7 @@ def _all_wrong(
         )
         yield from (f"{each.case.name} {text}" for text in wrong)
         if not any(map(_has_finite, golden.expected.values())):
-            yield f"{each.case.name} has no finite number in its truth"
+            yield f"{each.case.name} has no finite number in its reference"
     for label in kind.needed if "attn_mask" in manifest.inputs else ():
         if not any(label in each.case.contents and each.keys() > 1 for each in stored):
             yield f"no case with two keys has {label}"

@@ -168,7 +168,7 @@ def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
         return ()
     cases = "; ".join(f"{', '.join(of)} in {case}" for case, of in places.items())
     return (
-        "not compared: rows with NaN or Inf that right runtimes may compute differently, in "
+        "not compared: NaN/Inf rows on which correct runtimes may differ, in "
         f"{counted(len(places), 'case')}, in these batch elements: {cases}",
     )
 

@@ -18,6 +18,7 @@ from attn_export.report.tables import (
     graph_label,
     markdown_table,
     reproduce_command,
+    status_text,
     summaries,
     summary_table,
     verdicts_by_case,
@@ -42,8 +43,8 @@ def to_markdown(report: Report) -> str:
     not_ran = [_not_ran(summary.run) for summary in all_summaries if not summary.ran]
     failed = report.failures
     wrong = [
-        f"- {v.status}: {v.runtime}, {_escaped(graph_label(v.graph))}, {_escaped(v.case)}, "
-        f"{_escaped(v.output)}: {_escaped(v.message)}"
+        f"- {status_text(v.status)}: {v.runtime}, {_escaped(graph_label(v.graph))}, "
+        f"{_escaped(v.case)}, {_escaped(v.output)}: {_escaped(v.message)}"
         for v in failed[:SHOWN]
     ]
     if len(failed) > SHOWN:

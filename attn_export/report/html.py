@@ -20,10 +20,11 @@ from attn_export.report.tables import (
     phase_of,
     reproduce_command,
     shown,
+    status_text,
     summaries,
     verdicts_by_case,
 )
-from attn_export.results import Report, Verdict
+from attn_export.results import Detail, Report, Verdict
 
 if TYPE_CHECKING:
     import jinja2
@@ -62,7 +63,11 @@ def to_html(report: Report) -> str:
         alone=_alone(report),
         absent=[summary.run for summary in all_summaries if not summary.ran],
         problems=failure_groups(report.failures),
+        advice=_advice(report),
+        untried=[note for note in report.notes if not isinstance(note, Detail)],
+        engines=", ".join(dict.fromkeys(_engine(summary) for summary in ran)),
         graph_label=graph_label,
+        status_text=status_text,
         shown=shown,
         outputs=_outputs(report),
         figures=pictures.figures(report),
@@ -72,6 +77,19 @@ def to_html(report: Report) -> str:
         reproduce=reproduce_command(report.reproduction),
         is_of_bundle=report.model is None or (report.model.parent / MANIFEST).is_file(),
     )
+
+
+def _advice(report: Report) -> str:
+    """Return what to do about the causes of a report."""
+    said = " ".join(report.explanations)
+    parts = []
+    if "graph is wrong" in said:
+        parts.append("correct the export at the place named above, and compare again")
+    if "graph is right" in said:
+        parts.append("run another graph of the model, or another release or runtime")
+    if report.reproduction is not None:
+        parts.append("repeat the smallest case that fails by the command at the end")
+    return "; ".join(parts or ["see what failed below"]) + "."
 
 
 def render_page(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
@@ -91,6 +109,10 @@ def _environment(folder: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _engine(summary: Summary) -> str:
+    return f"{summary.run.runtime} {summary.run.facts.get('version', '')}".strip()
 
 
 def _name(summary: Summary) -> str:
@@ -128,7 +150,8 @@ def _layers(report: Report, summary: Summary) -> dict[str, Any] | None:
         return None
     names = [*(layers[layer] for layer in sorted(layers)), *others]
     lines = {phase: {name: of.get(name) for name in names} for phase, of in phases.items()}
-    return _cells(_name(summary), lines)
+    heads = [name.removeprefix("layer ") for name in names]
+    return {**_cells(_name(summary), lines), "heads": heads}
 
 
 def _alone(report: Report) -> list[dict[str, Any]]:
@@ -164,7 +187,7 @@ def _with_choice(name: str, cells: Mapping[str, list[dict[str, Any]]]) -> dict[s
     failed = [cell for cell in columns if cell["step"] == "failed"]
     if columns:
         (failed or [max(columns, key=lambda cell: cell["size"])])[0]["chosen"] = True
-    return {"name": name, "lines": cells}
+    return {"name": name, "lines": cells, "heads": ()}
 
 
 def _cell(name: str, verdicts: list[Verdict] | None) -> dict[str, Any]:
@@ -177,7 +200,7 @@ def _cell(name: str, verdicts: list[Verdict] | None) -> dict[str, Any]:
     cell["size"] = math.inf if math.isnan(size) else size
     if wrong:
         of = f" ({wrong[0].output})" if not f", {name}".endswith(f", {wrong[0].output}") else ""
-        text = f"{name}: {wrong[0].status}, {figure}{of}"
+        text = f"{name}: {status_text(wrong[0].status)}, {figure}{of}"
         return {**cell, "step": "failed", "mark": "✗", "text": text}
     step = sum(size > limit for limit in STEPS[:-1])
     return {**cell, "step": str(step), "text": f"{name}: passed, {figure}"}

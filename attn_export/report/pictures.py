@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from attn_export.error_maps import Cells, ErrorMap, ErrorProfile
-from attn_export.report.tables import graph_label
+from attn_export.report.tables import graph_label, status_text
 from attn_export.results import Report, Verdict
 
 _PictureText = tuple[float, float, str, str]
@@ -91,11 +91,11 @@ def margin_bar(worst: float | None, *, failed: bool) -> Picture:
     long = _log_place(worst) if worst is not None and measured else float(failed)
     limit = _log_place(1)
     kind = "ebad" if failed else "e3"
-    words = f"{worst:.3g} times the error allowed" if measured else "not measured"
+    words = f"{worst:.3g} times the tolerance" if measured else "not measured"
     paths = {"e0": rectangle(0, 0, 1, 1), kind: rectangle(0, 0.2, long, 0.6),
              "limit": f"M{limit:g} 0v1"}  # fmt: skip
     return Picture(
-        (120, 16), (1, 1), paths, "error over allowed, log scale, with a line at 1", words
+        (120, 16), (1, 1), paths, "error ÷ tolerance, log scale, with a line at 1", words
     )
 
 
@@ -119,9 +119,9 @@ def _size(verdict: Verdict) -> float:
 def _figure(maps: Sequence[ErrorMap], verdict: Verdict) -> dict[str, object]:
     share = ""
     if verdict.worst is not None and math.isfinite(verdict.worst):
-        share = f", {verdict.worst:.3g} times the error allowed"
+        share = f", {verdict.worst:.3g} times the tolerance"
     return {
-        "verdict": f"{maps[0].case}, {maps[0].output}: {verdict.status}{share}",
+        "verdict": f"{maps[0].case}, {maps[0].output}: {status_text(verdict.status)}{share}",
         "passed": verdict.status == "passed",
         # Attention, where there is an output of it, tells more than what follows from it.
         "maps": [_map(error_map) for error_map in reversed(maps)],
@@ -141,7 +141,7 @@ def _map(error_map: ErrorMap) -> dict[str, object]:
         f"expected {error_map.expected}",
         "axes": f"{axes or 'one element'}{f'; at {outer}' if outer else ''}",
         "pictures": [
-            _heat_map("truth", error_map.truth, scale, error_map),
+            _heat_map("reference", error_map.truth, scale, error_map),
             _heat_map("runtime", error_map.runtime, scale, error_map),
             _heat_map("difference", error_map.difference, most, error_map),
             *(_profile(profile, error_map) for profile in error_map.profiles),
@@ -161,7 +161,7 @@ def _heat_map(title: str, cells: Cells, largest: float, error_map: ErrorMap) -> 
     wrong = sum(value is None for line in cells for value in line)
     rows, columns = (1, 1, *error_map.shape)[-2:]
     drawn = "" if (rows, columns) == (down, across) else f", drawn as {down} by {across} cells"
-    unit = "times the error allowed" if title == "difference" else "in magnitude"
+    unit = "times the tolerance" if title == "difference" else "in magnitude"
     words = (
         f"{title} of {error_map.output}: {rows} by {columns} elements{drawn}, up to {largest:g} "
         f"{unit}. The worst error is in row {row + 1}, column {column + 1} of the picture."
@@ -212,7 +212,7 @@ def _profile(profile: ErrorProfile, error_map: ErrorMap) -> Picture:
     sizes = [math.inf if value is None else value for value in values]
     worst = sizes.index(max(sizes))
     words = (
-        f"Error over allowed along {profile.axis} ({error_map.shape[index]}): largest at bar "
+        f"Error ÷ tolerance along {profile.axis} ({error_map.shape[index]}): largest at bar "
         f"{worst + 1} of {len(values)}, "
         + (f"{sizes[worst]:g}." if sizes[worst] < math.inf else "where it cannot be measured.")
     )

@@ -271,6 +271,11 @@ def matrix(report: Report) -> Matrix:
     )
 
 
+def status_text(status: str) -> str:
+    """Return the status of a verdict as readers see it; JSON has the name."""
+    return "not compared" if status == "unusable" else status
+
+
 def graph_label(graph: str) -> str:
     """Return the column name of a graph: ``ort.decode`` for ``model.ort.decode.onnx``."""
     if not graph.startswith("model.") or not graph.endswith("onnx"):

@@ -28,6 +28,7 @@ from attn_export.report.tables import (
     matrix,
     phase_of,
     reproduce_command,
+    status_text,
     summaries,
     summary_table,
 )
@@ -168,14 +169,15 @@ def print_report(
 def _failures(group: Sequence[Verdict]) -> str:
     """Return a line of markup on a group of failures, of which the first is the worst."""
     worst, cases = group[0], {v.case for v in group}
+    status = f"[red]{status_text(worst.status)}[/]"
     where = f"{worst.runtime} {graph_label(worst.graph)}"
     what = f"{worst.case} {worst.output}".strip()
     if len(group) > 1:
         outputs = sorted({v.output for v in group})
         where += f" {phase_of(worst.case)}, {counted(len(cases), 'case')}, {first_few(outputs)}"
         what = f"worst {what}"
-        return f"[red]{worst.status}[/] {as_text(where)}: {as_text(what)}: {as_text(worst.message)}"
-    return f"[red]{worst.status}[/] {as_text(f'{where} {what}')}: {as_text(worst.message)}"
+        return f"{status} {as_text(where)}: {as_text(what)}: {as_text(worst.message)}"
+    return f"{status} {as_text(f'{where} {what}')}: {as_text(worst.message)}"
 
 
 def _result(report: Report) -> str:
@@ -186,7 +188,7 @@ def _result(report: Report) -> str:
 
 
 _STATES: Mapping[str, str] = {
-    "failed": "gives wrong outputs", "unusable": "has cases that are no evidence",
+    "failed": "gives wrong outputs", "unusable": "has cases that were not compared",
     "error": "gives no output", "refused": "refuses a graph", "crashed": "crashed",
     "hung": "hung", "out of memory": "ran out of memory", "not run": "could not run",
 }  # fmt: skip

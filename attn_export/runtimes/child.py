@@ -80,7 +80,7 @@ class Child:
         try:
             message = self._messages.get(timeout=seconds)
         except queue.Empty as error:
-            raise ChildFailedError("hung", f"gave no sign of life for {seconds:g} s") from error
+            raise ChildFailedError("hung", f"timed out after {seconds:g} s") from error
         if message is None:
             raise ChildFailedError("crashed", self.describe_exit())
         if message["event"] == "failed":

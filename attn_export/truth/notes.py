@@ -118,8 +118,8 @@ def _export_notes(oracle: TruthSource, case: Case) -> Iterator[str]:
     calls = _find_export_tests(lambda: oracle.eager(dict(case.inputs)))
     if calls:
         yield (
-            f"the module asks {first_few(calls)}; the graph has the branch of an export, and the "
-            "truth that of a plain call"
+            f"the model behaves differently under torch.export ({first_few(calls)}); graph and "
+            "reference took different branches"
         )
 
 
@@ -130,8 +130,8 @@ def _far_from_truth(oracle: TruthSource, case: Case) -> Iterator[str]:
             off = measure(e, truth[name]).whole
             if off > FAR * eps(e.dtype):
                 yield (
-                    f"{name} of the module itself is {off:.0e} from its float64 truth, more "
-                    f"than its type explains; {EAGER:g} times that is allowed to runtimes"
+                    f"{name} of the PyTorch module is itself {off:.0e} from the float64 reference, "
+                    f"more than its type explains; the tolerance is {EAGER:g} times that"
                 )
                 return
 
@@ -144,11 +144,11 @@ def _precision_notes(
     error_text = f"{error:.0e} in relative L2"
     if lines:
         yield (
-            f"the module asks for float32 or less at {first_few(lines)}; its truth computes there "
-            f"in float64, with a precision of {error_text}"
+            f"the reference ignores the model's casts to float32 or less at {first_few(lines)} "
+            f"(effect: {error_text})"
         )
     elif error > POOR:
-        yield f"the float64 truth is itself good to {error_text} only"
+        yield f"the float64 reference is itself accurate to {error_text} only"
 
 
 def precision(oracle: TruthSource, case: Case) -> float:

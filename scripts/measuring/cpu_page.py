@@ -66,7 +66,7 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
         [
             "# Every model on other processors",
             "",
-            "The worst error of any output in any case, as a share of what is allowed: the",
+            "The worst error of any output in any case, as a share of the tolerance: the",
             "`standard` graph in ONNX Runtime, on a host and on emulated processors. Written by",
             "`scripts/matrix --cpu all`.",
             "",

@@ -78,7 +78,7 @@ def matrix_page(
         [
             "# Every runtime with every graph",
             "",
-            "The worst error of any output in any case, as a share of what is allowed, and in how",
+            "The worst error of any output in any case, as a share of the tolerance, and in how",
             "many of the models that have the graph. Written by `scripts/matrix`.",
             "",
             made_on(machine) + ".",

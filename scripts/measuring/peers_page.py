@@ -35,8 +35,7 @@ def peers_page(
         f"{report.threads} threads, float32, H 16, D 64; medians of {report.rounds} interleaved "
         f"rounds. {made_on(report.environment)}. Written by `{command}`; every figure is in "
         "[peers.json](peers.json). What the columns mean: "
-        "[performance.md](../performance.md), which has [layers with integers]"
-        "(../performance.md#low-precision) as well.",
+        "[performance.md](../performance.md).",
     ]
     results = {result.name: result for result in report.workloads}
     run = [(workload, results[workload.name]) for workload in workloads if workload.name in results]

@@ -19,6 +19,7 @@ import yaml
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.S)
 TERM = re.compile(
     r"inputs\.(?P<input>[\w-]+)|steps\.(?P<step>[\w-]+)\.outputs\.(?P<output>[\w-]+)|'(?P<text>[^']*)'"
+    r"|(?:runner|github)\.\w+"
 )
 # As the service runs `shell: bash`.
 BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
@@ -115,7 +116,7 @@ def term(words: str, inputs: Mapping[str, str], steps: Mapping[str, Mapping[str,
         return inputs[found["input"]]
     if found["step"]:
         return steps.get(found["step"], {}).get(found["output"], "")
-    return found["text"]
+    return words if found["text"] is None else found["text"]
 
 
 def holds(

@@ -155,7 +155,7 @@ def test_bounds_limit_the_sizes_and_the_least_size_of_an_axis():
 def test_sizes_that_are_left_out_are_named_and_blocks_come_before_their_neighbours(changes):
     plan = plan_of(**{"causal": True, "cache": "append", **changes})
     tried = [call_of(sizes) for sizes in plainly_tried(plan) if sizes["batch"] > 1]
-    (note,) = (note for note in plan.notes if "at blocks of kernels" in note)
+    (note,) = (note for note in plan.notes if "at block sizes of kernels" in note)
     texts = [part for part in note.partition(": ")[2].split("; ") if "several" in part]
     parts = {
         call: next((part for part in texts if where in part), "") for call, where in WHERE.items()

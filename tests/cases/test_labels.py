@@ -130,7 +130,7 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_a_label_that_the_inputs_do_not_show_is_refused(name: str):
     of, applies, change, message = FORGED[name]
-    with pytest.raises(BundleError, match=r"^the golden vectors are no evidence: ") as caught:
+    with pytest.raises(BundleError, match=r"^the stored test cases prove nothing: ") as caught:
         check(of, changed(of, applies, change))
     assert message in str(caught.value)
 
@@ -181,7 +181,7 @@ def plain_and_open(**fields: object) -> list[Golden]:
         (plain_and_open(contents=("tried before",)), "is said to have random inputs"),
         (plain_and_open(about="random; inputs times 0.01"), "is said to have random inputs"),
         ([dataclasses.replace(g, expected={"output": np.full(2, np.nan)})
-          for g in goldens_of("append")], "has no finite number in its truth"),
+          for g in goldens_of("append")], "has no finite number in its reference"),
     ],
 )  # fmt: skip
 def test_a_label_that_other_inputs_would_need_is_refused(forged: list[Golden], message: str):

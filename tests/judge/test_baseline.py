@@ -46,7 +46,7 @@ def test_the_change_of_versions_is_reported(tmp_path: Path):
     baseline = read_baseline(tmp_path / "b.json")
     (verdict,) = apply_baseline(report(0.5, "1.1"), baseline).verdicts
     assert verdict.message == (
-        "error 0.5 of allowed was 0.1 in the baseline: more than 4 times worse; "
+        "error / tolerance is 0.5 and was 0.1 in the baseline: more than 4 times worse; "
         f"some 1.0 on {processor()} before, 1.1 on {processor()} now"
     )
     (verdict,) = apply_baseline(report(0.5), baseline).verdicts

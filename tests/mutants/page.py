@@ -84,9 +84,9 @@ def page(results: Sequence[Tried], seed: int) -> str:
         "# Mutants",
         "",
         "`scripts/mutants` plants faults into the graphs of small bundles, in every dialect. A "
-        "mutant is a fault where its outputs in float64 are further from the truth than the rule "
-        "allows, on inputs of its own: other numbers, sizes up to twice those of the golden "
-        "vectors, louder values. It is caught where a golden vector fails in ONNX Runtime on the "
+        "mutant is a fault where its outputs in float64 are further from the reference than the "
+        "tolerance, on inputs of its own: other numbers, sizes up to twice those of the test "
+        "cases, louder values. It is caught where a test case fails in ONNX Runtime on the "
         "CPU. Mutants that ONNX Runtime refuses, or that crash it, are counted apart. The last "
         "column has those that are caught though the inputs of their own show nothing.",
         "",

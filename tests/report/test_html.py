@@ -15,7 +15,7 @@ from reports import ENVIRONMENT, clean, error_map, mixed, run, verdict
 
 from attn_export.report.html import to_html
 from attn_export.report.pictures import SHOWN, figures, margin_bar
-from attn_export.results import Report
+from attn_export.results import Detail, Report
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -56,13 +56,45 @@ def test_it_needs_nothing_else_and_names_are_text(report):
 
 
 def test_verdict_failures_and_reasons_are_in_it():
-    text = " ".join(Page(to_html(mixed())).text.split())
-    assert text.index("✗ failed") < text.index("What failed") < text.index("Figures")
+    report = dataclasses.replace(mixed(), explanations=("a cause",))
+    text = " ".join(Page(to_html(report)).text.split())
+    order = ("✗ failed", "Why", "What to do:", "What failed", "Figures", "Case by case")
+    assert sorted(order, key=text.index) == [*order]
     assert "relative error 1e-2 over <the> whole | output" in text
+    assert "not compared eager has NaN" in text
     assert "ended with signal SIGSEGV: <core> & 100 %" in text
     assert "not run good, ort.decode: it has no TensorScatter" in text
     assert "a note with `code`" in text
     assert "✓ passed" in Page(to_html(clean())).text
+
+
+@pytest.mark.parametrize(
+    ("cause", "advice"),
+    [("the graph is wrong: its scale", "correct the export"), ("the graph is right, r", "another")],
+)
+def test_a_cause_comes_with_what_to_do(cause: str, advice: str):
+    text = Page(to_html(dataclasses.replace(mixed(), explanations=(cause,)))).text
+    assert advice in text.partition("What to do: ")[2].partition("\n")[0]
+
+
+def test_a_report_that_passed_says_what_was_not_tried_before_its_details():
+    notes = ("not compared: a row", Detail("greedy tokens: 3 positions"), "x" * 300)
+    text = Page(to_html(dataclasses.replace(clean(), notes=notes))).text
+    seen = text.partition("Case by case")[0]
+    assert "not compared: a row" in seen
+    assert "greedy" not in seen
+    assert "x" * 159 not in seen
+    assert "x" * 300 in text
+
+
+def test_a_report_that_passed_has_its_details_folded():
+    folded, unfolded = (
+        [attrs for tag, attrs in Page(to_html(report)).elements if tag == "details"]
+        for report in (clean(), mixed())
+    )
+    assert len(folded) >= 3
+    assert not any("open" in attrs for attrs in folded)
+    assert all("open" in attrs for attrs in unfolded)
 
 
 def test_each_run_has_a_cell_for_each_case_of_which_the_first_failure_is_chosen():
@@ -120,8 +152,8 @@ def test_the_worst_comes_first_and_what_is_the_same_is_shown_once():
         "worse, standard", "bad, standard", "good, standard; also good, standard",
     ]  # fmt: skip
     assert [figure["verdict"] for figure in found] == [
-        "B2_L3, output: failed", "B2_L3, output: failed, 12.5 times the error allowed",
-        "B2_L3, output: passed, 0.25 times the error allowed",
+        "B2_L3, output: failed", "B2_L3, output: failed, 12.5 times the tolerance",
+        "B2_L3, output: passed, 0.25 times the tolerance",
     ]  # fmt: skip
 
 
@@ -132,7 +164,7 @@ def test_a_picture_says_in_words_what_its_colours_say():
     assert drawn["axes"] == "↓ query_len, → element; at batch 1"
     truth, runtime, difference, by_batch, by_query = drawn["pictures"]
     assert truth.words == (
-        "truth of output: 3 by 100 elements, drawn as 3 by 34 cells, up to 8 in magnitude. "
+        "reference of output: 3 by 100 elements, drawn as 3 by 34 cells, up to 8 in magnitude. "
         "The worst error is in row 3, column 3 of the picture."
     )
     assert difference.title == "difference, up to 12.5"
@@ -144,7 +176,7 @@ def test_a_picture_says_in_words_what_its_colours_say():
     assert runtime.paths["ewrong"] == "M2 2h1v1h-1z"
     assert "largest at bar 1 of 2, where it cannot be measured" in by_batch.words
     assert by_query.words.endswith(
-        "Error over allowed along query_len (3): largest at bar 3 of 3, 1."
+        "Error ÷ tolerance along query_len (3): largest at bar 3 of 3, 1."
     )
     assert "ebad" not in by_query.paths
     assert by_batch.paths["ebad"].startswith("M1.1 ")
@@ -174,6 +206,7 @@ def test_layers_of_a_whole_model_are_a_line_of_cells_for_each_phase():
     text = to_html(report)
     layers = text[text.index('id="layers"') : text.index('id="map"')]
     assert re.findall(r"<span aria-hidden=.true.>(\w+)</span>", layers) == ["past", "chunk"]
+    assert re.findall(r"<b>(\w+)</b>", layers) == [*map(str, range(12)), "logits"]
     says = re.findall(r'"says">(.*?)<', layers)
     assert len(says) == 2 * 13
     assert says[10:14] == [

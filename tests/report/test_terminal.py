@@ -18,6 +18,7 @@ from reports import GRAPHS, clean, mixed, run, verdict
 from rich.console import Console
 
 from attn_export.errors import printable
+from attn_export.report.tables import status_text
 from attn_export.report.terminal import print_report
 from attn_export.results import Detail, Report
 
@@ -31,7 +32,7 @@ def all_wrong(*runtimes: str, graphs: tuple[str, ...] = FORMS) -> Report:
     runs = tuple(run(name, graph=graph) for name in runtimes for graph in graphs)
     verdicts = tuple(
         verdict(r.runtime, "failed", 999.9999, graph=r.graph, case=NAME, max_abs=1e-7, max_rel=1e-6,
-                message="relative error 1.0e-02 over the whole output, allowed 1.0e-05")
+                message="relative error 1.0e-02 over the whole output, tolerance 1.0e-05")
         for r in runs
     )  # fmt: skip
     return Report("wide", runs, verdicts, {}, (f"a note on {NAME} that goes on and on and on",))
@@ -76,7 +77,9 @@ def test_in_a_pipe_each_message_is_one_plain_line(report: Report):
     assert "\x1b" not in said
     for of in [v for v in report.verdicts if v.status != "passed"]:
         assert any(
-            line.startswith(of.status) and of.case in line and line.endswith(printable(of.message))
+            line.startswith(status_text(of.status))
+            and of.case in line
+            and line.endswith(printable(of.message))
             for line in said.splitlines()
         )  # fmt: skip
 

@@ -94,7 +94,7 @@ def test_json_has_null_and_junit_no_figure():
 def test_a_map_of_a_nan_states_no_share_and_comes_first(error_maps: Report):
     first, second = figures(error_maps)
     assert (first["name"], first["verdict"]) == ("nan, standard", "B2_L3, output: failed")
-    assert second["verdict"] == "B2_L3, output: failed, 7 times the error allowed"
+    assert second["verdict"] == "B2_L3, output: failed, 7 times the tolerance"
 
 
 @pytest.fixture

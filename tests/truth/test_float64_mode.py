@@ -72,16 +72,16 @@ def test_the_precision_of_the_truth_is_measured():
 def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):
     assert build(subject(), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
     notes = json.loads((tmp_path / "b" / "report.json").read_text())["notes"]
-    (note,) = (note for note in notes if "asks for float32" in note)
-    assert f"asks for float32 or less at test_float64_mode.py:{HERE}, test_float64_mode.py:" in note
-    assert "with a precision of " in note
+    (note,) = (note for note in notes if "casts to float32" in note)
+    assert f"casts to float32 or less at test_float64_mode.py:{HERE}, test_float64_mode.py:" in note
+    assert "(effect: " in note
 
 
 def test_a_module_that_asks_for_nothing_has_no_note_on_its_truth():
     linear = Subject(nn.Linear(16, 4).eval(), {"input": X}, {}, ["y"])
     given = Case("base", "probe", {}, {"input": X.numpy()}, "")
     (note,) = Oracle(linear).notes(given)
-    assert note.startswith("no other size was tried")
+    assert note.startswith("fixed axes were not varied")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

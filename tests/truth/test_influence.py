@@ -82,7 +82,7 @@ def test_an_error_without_a_limit_is_said_to_be_one():
     found = goldens(a={"y": 2}, b={"y": 3})
     endless = {"y": Allowed(np.inf, np.inf)}
     found = [dataclasses.replace(golden, allowed=endless) for golden in found]
-    with pytest.raises(ExportError, match="the error allowed for y is infinite in the case base"):
+    with pytest.raises(ExportError, match="the tolerance for y is infinite in the case base"):
         check_influence(found)
 
 

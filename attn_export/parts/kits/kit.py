@@ -132,7 +132,7 @@ def write_kit(
 ) -> Path:
     """Write a kit: a project with a copy of the bundle; return the kit's folder.
 
-    `read`: Returns the manifest of a bundle, and refuses one that is no evidence.
+    `read`: Returns the manifest of a bundle, and refuses one whose cases prove nothing.
     """
     if language not in LANGUAGES:
         raise UsageError(f"unknown language {language!r}; {choose(language, LANGUAGES)}")

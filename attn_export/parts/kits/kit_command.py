@@ -25,8 +25,8 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     """Write a program that loads, runs and tests a bundle.
 
     In library (C), rust, go, java, csharp, c, cpp, node, web or python: a project with its own
-    build file and README that makes inputs, runs, decodes with the KV cache, and replays the golden
-    vectors.
+    build file and README that makes inputs, runs, decodes with the KV cache, and replays the test
+    cases.
     """
     from attn_export.code_templates import shell
     from attn_export.commands.verify import checked_bundle

@@ -7,10 +7,12 @@ from pathlib import Path
 from attn_export.commands.options import (
     BUDGET,
     STDOUT,
+    check_model_folder,
     file_option,
     fix_input_option,
     json_option,
     limit_own_memory,
+    model_option,
     module_option,
     option,
     quiet_option,
@@ -36,7 +38,7 @@ _MISMATCH = 6
     help="Inputs by name, or a function that returns them.  [default: stored or random ones]",
 )  # fmt: skip
 @module_option
-@option("--model", type=Path, metavar="FOLDER", help="The checkpoint of a whole model.")
+@model_option
 @fix_input_option
 @option("--fix", type=Path, metavar="OUT.onnx", help="Write a graph that is right in the format.")
 @BUDGET
@@ -58,6 +60,7 @@ def range_command(
     Each node is computed in float64 and rounded. A value is named if rounding it alone changes the
     outputs. With --fix, as few nodes as possible stay in float32.
     """
+    check_model_folder(model)
     from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.parts.value_ranges import range_report as report
     from attn_export.parts.value_ranges.range_flow import graph_of, ranges_of

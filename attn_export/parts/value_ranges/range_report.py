@@ -55,7 +55,7 @@ def _summary(result: RangeResult) -> str:
             f"fits {name} in {sets} of inputs: error {error}, of which ordinary rounding is {best}"
         )
     count = counted(len(analysis.findings), "value")
-    whose = f"{count} to blame" if analysis.findings else "no value alone is to blame"
+    whose = f"caused by {count}" if analysis.findings else "caused by no single value"
     return (
         f"does not fit {name}, in {len(analysis.bad)} of {sets} of inputs: error {error}, where "
         f"ordinary rounding is {best}; {whose}"

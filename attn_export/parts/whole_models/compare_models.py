@@ -131,7 +131,9 @@ def compare_models(
     joined = Report.joined(Path(graphs).absolute().name, reports)
     left_out = left_out_note(left_out_beside(folder, adapter) if folder is not None else {})
     notes = *left_out, *_layout_notes(exported), *phases, *notes, *joined.notes
-    return dataclasses.replace(joined, notes=notes)
+    name = Path(model).absolute().name if isinstance(model, (str, Path)) else type(model).__name__
+    about = {"checkpoint": name, **joined.dimensions}
+    return dataclasses.replace(joined, notes=notes, dimensions=about)
 
 
 def _judge_entry(
@@ -336,4 +338,4 @@ def _phase_note(entry: Entry, report: Report) -> str:
     )
     text = f"{entry.phase}: {len(cases) - len(failed)} of {counted(len(cases), 'case')} passed, "
     wrong = f"; wrong in {', '.join(kinds)}" if kinds else ""
-    return Detail(f"{text}worst {worst:.2g} of the error allowed{wrong}")
+    return Detail(f"{text}worst {worst:.2g} of the tolerance{wrong}")

@@ -172,7 +172,7 @@ LAYOUTS: Final[Mapping[str, _ExportLayout]] = {
         "onnxruntime-genai", "onnxruntime-genai", frozenset({"batch", "right", "chunk"})
     ),
     "mobius": _ExportLayout("mobius", "mobius", _ALL),
-    "optimum": _ExportLayout("optimum-onnx", "", _ALL),
+    "optimum": _ExportLayout("names as of optimum-onnx", "", _ALL),
     "mobius-static": _ExportLayout(
         "mobius, static cache", "mobius", frozenset({"batch", "chunk", "chunks", "ragged"})
     ),

@@ -100,8 +100,8 @@ def says(errors: Sequence[LayerError]) -> str:
     named = first_few([f"{x.name} (off by {x.error:.1e})" for x in wrong])
     first = printable(wrong[0].value, 100)
     return (
-        f"on the truth's input, wrong: {named}; all others are within {rest:.0e}; the first wrong "
-        f"one gives {first}"
+        f"on the reference's input, wrong: {named}; all others are within {rest:.0e}; the first "
+        f"wrong one gives {first}"
     )
 
 

@@ -153,7 +153,7 @@ class ModelOracle(Oracle):
         """Return a note on the tokens that greedy decoding takes."""
         if not self.tokens:
             return (*self._tied_note(),)
-        but = f"{counted(self.ties, 'tie')} within the error allowed"
+        but = f"{counted(self.ties, 'tie')} within the tolerance"
         told = f"{self.tokens} positions; where logits pass, tokens are equal, but for {but}"
         return (Detail(f"greedy tokens: {told}"), *self._tied_note())
 

@@ -88,7 +88,7 @@ class UnitOracle(ModelOracle):
             # The inputs are alive as long as the cases, so that no others have their ids.
             runs = [run for case, noisy in group for run in self._runs_of(case, noisy)]
             runs += [run for case, _ in group for run in self.further_runs(case)]
-            about = f"float64 truth of {counted(len(group), 'case')}, part"
+            about = f"float64 reference of {counted(len(group), 'case')}, part"
             in_step(runs, functools.partial(_say, phase, about))
             for case, _ in group:
                 yield self.golden(case)

@@ -135,8 +135,8 @@ def _conflict(site: Path) -> str:
     names = " and ".join(several)
     return (
         f"{names} are installed and overwrite each other's files; remove them "
-        f"(pip uninstall {' '.join(several)}), then {install_command('attn-export[gpu]')}, "
-        "or [cpu]"
+        f"(pip uninstall {' '.join(several)}), then {install_command('.[gpu]')}, "
+        "or .[cpu]"
     )
 
 

@@ -129,7 +129,7 @@ def test_without_the_extra_one_line_names_it(signed, tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "model_signing is not installed; " in done.stderr
-    assert "attn-export[sign]" in done.stderr
+    assert "pip install '.[sign]'" in done.stderr
 
 
 def test_the_manifest_does_not_list_the_signature(signed):

@@ -26,17 +26,17 @@ Change = Callable[[Entry], object]
 REASON = 'eager has "NaN" \\ ??/ é */ here'
 NO_EVIDENCE: Mapping[str, tuple[Change, str, str]] = {
     "base": (
-        lambda entry: _allow(entry, {"whole": 1e9, "row": 1e9}), "unusable", "an error of 1e+09",
+        lambda entry: _allow(entry, {"whole": 1e9, "row": 1e9}), "unusable", "would be 1e+09",
     ),
     "changed_query": (
-        lambda entry: _allow(entry, None), "failed", "do not say what error is allowed",
+        lambda entry: _allow(entry, None), "failed", "give no tolerance",
     ),
     "changed_past_key": (
         lambda entry: _allow(entry, {"whole": math.inf, "row": math.inf}), "unusable",
-        "error of inf",
+        "would be inf",
     ),
     "changed_past_value": (
-        lambda entry: _allow(entry, {"whole": 1e-6, "row": 0.2}), "unusable", "error of 0.2",
+        lambda entry: _allow(entry, {"whole": 1e-6, "row": 0.2}), "unusable", "would be 0.2",
     ),
     "nan_in_rows_one_query": (
         lambda entry: entry["unusable"].update(output=REASON), "unusable", REASON,

@@ -153,12 +153,12 @@ def limits() -> Iterator[Judged]:
         yield Judged(f"{error} allowed, of a row", t, t, Allowed(1e-6, error))
         yield Judged(f"{error} allowed of integers", t.astype(int), t.astype(int), allowed)
         yield Judged(f"{error} allowed, NaN out of nowhere", t, nowhere, allowed)
-    yield Judged("no error allowed", t, t, None)
-    yield Judged("no error allowed of nothing", t[:0], t[:0], None)
-    yield Judged("no error allowed of zeros", t * 0, t * 0, None)
+    yield Judged("no tolerance", t, t, None)
+    yield Judged("no tolerance of nothing", t[:0], t[:0], None)
+    yield Judged("no tolerance of zeros", t * 0, t * 0, None)
     yield Judged("unusable", t, t * 2, ALLOWED, "eager is NaN")
     yield Judged("unusable without a word", t, t * 2, ALLOWED, "")
-    yield Judged("unusable and no error allowed", t, t, None, "eager is NaN")
+    yield Judged("unusable and no tolerance", t, t, None, "eager is NaN")
     yield Judged("unusable integers", t.astype(int), t.astype(int) * 2, None, "eager is NaN")
     yield Judged("unusable and of another shape", t, t[:1], ALLOWED, "eager is NaN")
 
@@ -230,12 +230,10 @@ def test_missing_and_unexpected_outputs_and_limits_are_problems(said):
     assert extra["problems"] == ["unexpected output z"]
     by_name = {case.name: theirs for case, theirs in zip(CASES, said, strict=False)}
     assert by_name["unusable"]["unusable"] == ["y: eager is NaN"]
-    assert by_name["no error allowed"]["problems"] == [
-        "y: the golden vectors do not say what error is allowed"
-    ]
+    assert by_name["no tolerance"]["problems"] == ["y: the stored test cases give no tolerance"]
     assert by_name["1000000000.0 allowed"]["unusable"] == [
-        "y: no evidence: an error of 1000000000 over the whole output would be allowed, and "
-        "0.016 is the most for float32"
+        "y: the tolerance over the whole output would be 1000000000, and 0.016 is "
+        "the most for float32"
     ]
 
 

@@ -124,7 +124,7 @@ def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):
     verdicts = {v.case: v for v in report.verdicts if v.output == "output"}
     lines, count = lines_of(done.stdout), len(done.stdout.splitlines()) - 1
     assert f": {count - len(NO_EVIDENCE)}/{count} passed" in done.stdout.splitlines()[-1]
-    words = {"passed": "ok  ", "failed": "FAIL", "unusable": "unusable"}
+    words = {"passed": "ok  ", "failed": "FAIL", "unusable": "not-compared"}
     for case, line in lines.items():
         assert case not in verdicts or line.startswith(f"{words[verdicts[case].status]} {case}  ")
     for case, (_, status, says) in NO_EVIDENCE.items():

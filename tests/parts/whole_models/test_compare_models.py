@@ -200,7 +200,7 @@ def test_names_that_no_layout_has_are_asked_for_and_may_be_given(tmp_path):
     ("export", "title"),
     [
         ("llama/transformers", "transformers exporter"),
-        ("llama/optimum", "optimum-onnx"),
+        ("llama/optimum", "names as of optimum-onnx"),
         ("llama/genai", "onnxruntime-genai"),
         ("llama/mobius", "mobius"),
         ("llama/mobius-static", "mobius, static cache"),

@@ -176,7 +176,7 @@ def test_the_wrong_layer_of_a_large_model_is_named_alone(name, part, layer, tmp_
     graphs = _damaged(name, part, tmp_path)
     report = compare_models(EXPORTS / name / "../checkpoint", graphs, RunOptions.of())
     assert not report.passed
-    assert f"on the truth's input, wrong: {layer} (off by" in report.explanations[0]
+    assert f"on the reference's input, wrong: {layer} (off by" in report.explanations[0]
     assert report.explanations[0].count("off by") == 1
     assert [each.name for each in report.layers if each.is_wrong] == [layer]
 

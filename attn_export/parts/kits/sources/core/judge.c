@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The output and the truth, in double. */
+/* The output and the reference, in double. */
 typedef struct {
     const Tensor *truth;
     size_t count, row_length;
@@ -51,7 +51,7 @@ static void failed_size(Verdict *verdict, const char *over, double error, double
     char place[128];
     verdict->status = FAILED;
     snprintf(verdict->why, sizeof verdict->why,
-             "relative error %.2e over %s, allowed %.2e; worst at %s: actual %.6g, expected %.6g",
+             "relative error %.2e over %s, tolerance %.2e; worst at %s: actual %.6g, expected %.6g",
              error, over, allowed, place_text(both->truth, worst, place, sizeof place),
              both->r[worst], both->t[worst]);
 }
@@ -80,7 +80,7 @@ static void judge_kinds(const Widened *both, const Tensor *got, Verdict *verdict
         if (kind_of(both->r[i]) != kind_of(both->t[i]) && wrong++ == 0) first = i;
     }
     if (wrong == 0) return;
-    failed_elements(verdict, "NaN or infinity in other places than the truth has them; ", wrong,
+    failed_elements(verdict, "NaN or infinity in other places than in the reference; ", wrong,
                     first, got, both->truth);
 }
 
@@ -132,7 +132,7 @@ static void judge_limits(const Widened *both, const Tolerance *allowed, Verdict 
     } else if (!allowed->is_set) {
         verdict->status = FAILED;
         snprintf(verdict->why, sizeof verdict->why,
-                 "the golden vectors do not say what error is allowed");
+                 "the stored test cases give no tolerance");
     } else {
         judge_sizes(both, allowed, verdict);
     }

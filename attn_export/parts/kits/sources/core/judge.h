@@ -1,8 +1,8 @@
 /*
  * The rule by which an output passes, computed in double. The relative L2 error, over the whole
- * output and over every row of the last axis, must be within the errors that the bundle allows.
- * Rows that are 0 in the truth must be 0. NaN and infinities must be at the same positions as in
- * the truth. Integers and bools must be equal. Batch elements that the bundle lists are ignored.
+ * output and over every row of the last axis, must be within the bundle's tolerances.
+ * Rows that are 0 in the reference must be 0. NaN and infinities must be at the same positions as in
+ * the reference. Integers and bools must be equal. Batch elements that the bundle lists are ignored.
  */
 #ifndef JUDGE_H
 #define JUDGE_H
@@ -12,8 +12,8 @@
 typedef struct {
     bool is_set; /* whether the limits are set, as for outputs of floating point */
     double whole, row;
-    const char *unusable; /* why the output is no evidence, or NULL */
-    /* The reason that the limits are no evidence, or NULL. Other errors are still judged. */
+    const char *unusable; /* why the output is not compared, or NULL */
+    /* The reason that the tolerance is too large, or NULL. Other errors are still judged. */
     const char *beyond_limit;
 } Tolerance;
 
@@ -27,13 +27,13 @@ typedef enum { FAILED, UNUSABLE, PASSED } Status;
 
 typedef struct {
     Status status;
-    double share;  /* error divided by the error allowed */
+    double share;  /* error divided by the tolerance */
     char why[400]; /* reason why it did not pass, or "" */
 } Verdict;
 
 /*
- * Judges `got`, in which ignored batch elements are first replaced by the truth. Returns false if
- * the truth has no such batch element, or if memory is exhausted.
+ * Judges `got`, in which ignored batch elements are first replaced by the reference. Returns false if
+ * the reference has no such batch element, or if memory is exhausted.
  */
 bool judge(Tensor *got, const Tensor *truth, const Tolerance *tolerance, IgnoredRows ignored,
            Verdict *verdict, Error *error);

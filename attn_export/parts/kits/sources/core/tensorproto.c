@@ -7,7 +7,7 @@
 #include "file.h"
 
 enum { DIMS = 1, DATA_TYPE = 2, NAME = 8, RAW_DATA = 9 };
-/* Largest size of a file. All golden vectors together take 32 MiB at most. */
+/* Largest size of a file. All stored test cases together take 32 MiB at most. */
 enum { MOST_BYTES = 1 << 28 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 enum { LARGEST_FIELD = (1 << 29) - 1 };

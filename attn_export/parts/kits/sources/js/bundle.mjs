@@ -20,7 +20,7 @@
  * @property {string} about
  * @property {Record<string, number>} sizes  Of the dynamic axes.
  * @property {Record<string, {whole: number, row: number} | null>} allowed
- * @property {Record<string, string>} unusable  The reason, for each output that is no evidence.
+ * @property {Record<string, string>} unusable  The reason, for each output that is not compared.
  * @property {number[]} ignored_rows  Batch elements that are not compared.
  *
  * @typedef {object} Bundle
@@ -50,7 +50,7 @@ const FOLDER = /^test_data_set_[0-9]+$/;
 export class BundleError extends Error {}
 
 /**
- * Read the manifest of a bundle and the index of its golden vectors.
+ * Read the manifest of a bundle and the index of its stored test cases.
  * @param {Read} read
  * @param {string[]} dialects  Dialects to choose a graph from, the best first, if none is chosen.
  * @param {{graph?: string, replay?: string | null, ids?: Bundle["ids"]}} [chosen]  The choices of the kit.
@@ -78,7 +78,7 @@ export async function openBundle(read, dialects, chosen = {}) {
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     // Of a large model, some cases are stored in part: those with shapes.
     const whole = Array.isArray(index.cases) ? index.cases.filter((entry) => !entry?.shapes) : [];
-    // A graph that rounds inputs of products has errors allowed of its own, which have no limit.
+    // A graph that rounds inputs of products has tolerances of its own, which have no limit.
     const cases = graph.exact ? whole.map((entry) => ({ ...entry, allowed: entry?.rounded, limited: false })) : whole;
     if (cases.length === 0) throw new Error('there are no cases');
     for (const entry of cases) checkEntry(entry, Object.keys(outputs));
@@ -93,7 +93,7 @@ export async function openBundle(read, dialects, chosen = {}) {
 }
 
 /**
- * The inputs of a case and its truth.
+ * The inputs of a case and its reference.
  * @param {Bundle} bundle
  * @param {Case} entry
  * @returns {Promise<{inputs: Tensors, expected: Tensors, sizes: Record<string, number>}>}  `sizes`:

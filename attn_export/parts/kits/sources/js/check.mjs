@@ -13,8 +13,8 @@ import { oneLine } from './text.mjs';
  * @property {string} name  The name of the case.
  * @property {string} about  The purpose of the case.
  * @property {"passed" | "failed" | "unusable"} status
- * @property {number} share  The largest error, divided by the error allowed.
- * @property {string} why  The reason that it failed or is no evidence, or "".
+ * @property {number} share  The largest error, divided by the tolerance.
+ * @property {string} why  The reason that it failed or is not compared, or "".
  * @property {number[]} ignored  Batch elements that were not compared.
  * @property {number} milliseconds  The time of the run.
  * @property {import('./dtypes.mjs').Tensors} outputs  The outputs of the engine.

@@ -7,7 +7,7 @@ import { BundleError, openBundle } from './bundle.mjs';
 
 const DIALECTS = ['ort', 'standard', 'portable'];
 const WEIGHTS = 'weights.safetensors';
-/** Largest size of a file. All golden vectors together take 32 MiB at most. */
+/** Largest size of a file. All stored test cases together take 32 MiB at most. */
 const MOST_BYTES = 2 ** 28;
 const KIT = fileURLToPath(new URL('..', import.meta.url));
 

@@ -1,14 +1,14 @@
 /**
  * The rule by which an output passes.
  *
- * All values are widened to float64. t is the truth and r the output of the engine. `whole` is
+ * All values are widened to float64. t is the reference and r the output of the engine. `whole` is
  * ‖r − t‖ / ‖t‖, `row` the largest ‖r_row − t_row‖ / ‖t_row‖ over rows of the last axis with
- * t_row ≠ 0. Both must be within the errors that the bundle allows. Rows with t_row = 0 must be 0.
+ * t_row ≠ 0. Both must be within the bundle's tolerances. Rows with t_row = 0 must be 0.
  */
 
 import { epsOf, isFloating, sizeOf, widen } from './dtypes.mjs';
 
-/** Limits of each error allowed, in units of eps and as a fraction; beyond, it is no evidence. */
+/** Limits of each tolerance, in units of eps and as a fraction; beyond, it is not compared. */
 const LIMITS = [['whole', 2 ** 17, 1 / 8], ['row', 2 ** 20, 1 / 2]];
 const OVER = { whole: 'the whole output', row: 'one row' };
 
@@ -19,20 +19,20 @@ const OVER = { whole: 'the whole output', row: 'one row' };
  *
  * @typedef {object} Rules
  * @property {Record<string, Measures | null>} allowed
- * @property {Record<string, string>} unusable  The reason, for each output that is no evidence.
+ * @property {Record<string, string>} unusable  The reason, for each output that is not compared.
  * @property {number[]} ignored_rows  Batch elements that are not compared.
- * @property {boolean} [limited]  Whether an error allowed may be too large for evidence.
+ * @property {boolean} [limited]  Whether a tolerance may be too large to compare.
  *
  * @typedef {object} Verdict
  * @property {"passed" | "failed" | "unusable"} status
- * @property {number} share  The largest error, divided by the error allowed.
+ * @property {number} share  The largest error, divided by the tolerance.
  * @property {string[]} problems  Reasons of failures, each with the output's name.
- * @property {string[]} unusable  Reasons that outputs are no evidence, each with the output's name.
+ * @property {string[]} unusable  Reasons that outputs are not compared, each with the output's name.
  */
 
 /**
- * Compare the outputs of one case with its truth.
- * @param {Tensors} expected  The truth.
+ * Compare the outputs of one case with its reference.
+ * @param {Tensors} expected  The reference.
  * @param {Tensors} outputs  What the engine gave.
  * @param {Rules} rules
  * @returns {Verdict}
@@ -53,7 +53,7 @@ export function judge(expected, outputs, { allowed, unusable, ignored_rows: igno
   return { ...verdict, status: problems.length ? 'failed' : none.length ? 'unusable' : 'passed' };
 }
 
-/** Returns the reason that an allowed error is too large for evidence, or "". */
+/** Returns the reason that a tolerance is too large to compare with, or "". */
 export function beyondLimit(/** @type {Measures} */ allowed, /** @type {string} */ type) {
   const step = Math.max(epsOf(type), epsOf('float32'));
   for (const [part, steps, share] of LIMITS) {
@@ -61,14 +61,14 @@ export function beyondLimit(/** @type {Measures} */ allowed, /** @type {string} 
     if (allowed[part] <= most) continue; // so that NaN is too large
     const [error, limit] = [allowed[part], most].map((x) => Number(x.toPrecision(2)));
     return (
-      `no evidence: an error of ${error} over ${OVER[part]} would be allowed, and ${limit} is the ` +
-      `most for ${type}`
+      `the tolerance over ${OVER[part]} would be ${error}, and ${limit} is the most ` +
+      `for ${type}`
     );
   }
   return '';
 }
 
-/** An output with the truth in the rows of the batch that are not compared. */
+/** An output with the reference in the rows of the batch that are not compared. */
 function withoutRows(got, truth, rows) {
   if (rows.length === 0 || truth.dims.length === 0) return got;
   const data = got.data.slice();
@@ -101,7 +101,7 @@ function judgeValues(verdict, name, got, truth, allowed, limited) {
     return;
   }
   if (!allowed) {
-    verdict.problems.push(`${name}: the golden vectors do not say what error is allowed`);
+    verdict.problems.push(`${name}: the stored test cases give no tolerance`);
     return;
   }
   const beyond = limited ? beyondLimit(allowed, truth.type) : '';
@@ -115,7 +115,7 @@ function judgeValues(verdict, name, got, truth, allowed, limited) {
   for (const [part, over] of Object.entries(OVER)) {
     if (found[part] <= allowed[part]) continue; // so that NaN fails
     const [error, limit] = [found[part], allowed[part]].map((x) => x.toExponential(2));
-    verdict.problems.push(`${name}: relative error ${error} over ${over}, allowed ${limit}`);
+    verdict.problems.push(`${name}: relative error ${error} over ${over}, tolerance ${limit}`);
     return;
   }
 }
@@ -155,7 +155,7 @@ function nonfiniteProblem(r, t, dims) {
   const kinds = { NaN: Number.isNaN, '+Inf': (x) => x === Infinity, '-Inf': (x) => x === -Infinity };
   for (const [kind, is] of Object.entries(kinds)) {
     const wrong = places(r, t, (a, b) => is(a) !== is(b));
-    if (wrong) return `${kind} in other places than the truth has them; ${wrong(dims)}`;
+    if (wrong) return `${kind} in other places than in the reference; ${wrong(dims)}`;
   }
   return '';
 }

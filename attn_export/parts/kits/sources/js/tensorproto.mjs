@@ -1,5 +1,5 @@
 /**
- * Reads ONNX TensorProto files, as golden vectors are stored.
+ * Reads ONNX TensorProto files, as test cases are stored.
  * https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
  */
 

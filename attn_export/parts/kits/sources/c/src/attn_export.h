@@ -1,6 +1,6 @@
 /*
  * One bundle behind a C ABI for programs in any language: open it, run it on arrays of your own,
- * decode with its caches, generate tokens, replay its golden vectors.
+ * decode with its caches, generate tokens, replay its stored test cases.
  *
  * Results: every function that returns int returns one of the codes below; of anything but ATTN_OK
  * and ATTN_END, attn_last_error() is one line. Nothing exits, prints, or calls back.
@@ -50,7 +50,7 @@ enum {
     ATTN_STATE = 5,    /* it does not fit what was called before, as a step without a prefill */
     ATTN_BUNDLE = 6,   /* a file of the bundle is missing, damaged or of another bundle */
     ATTN_RUNTIME = 7,  /* ONNX Runtime is missing, or refused something */
-    ATTN_MISMATCH = 8, /* attn_test_case: a number is wrong, or the case is no evidence */
+    ATTN_MISMATCH = 8, /* attn_test_case: a number is wrong, or the case is not compared */
     ATTN_VERSION = 9,  /* the program was written for another version of this ABI */
     ATTN_MEMORY = 10   /* out of memory, or more than 4,096 handles */
 };

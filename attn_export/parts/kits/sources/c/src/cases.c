@@ -80,7 +80,7 @@ static bool named_right(const Tensor *outputs, size_t count, const char *name, c
 static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t count,
                        const Tensor *truths, Line to) {
     double worst = 0;
-    Verdict unusable = {PASSED, 0, ""}; /* of the first output that is no evidence */
+    Verdict unusable = {PASSED, 0, ""}; /* of the first output that is not compared */
     const char *unproven = NULL;          /* its name */
     if (!named_right(outputs, count, one->name, how, to)) return false;
     for (size_t i = 0; i < BUNDLE.output_count; i++) {
@@ -100,10 +100,10 @@ static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t
         }
     }
     if (unproven != NULL) {
-        write_line(to.text, to.size, "unusable %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
+        write_line(to.text, to.size, "not-compared %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
         return false;
     }
-    write_line(to.text, to.size, "ok   %.200s%s  %.3f of allowed", one->name, how, worst);
+    write_line(to.text, to.size, "ok   %.200s%s  %.3f of tolerance", one->name, how, worst);
     return true;
 }
 

@@ -3,7 +3,7 @@
  *
  *     self_test [BUNDLE]
  *
- * Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the bundle cannot be read,
+ * Exit code 0: all cases passed; 1: a case failed or is not compared; 2: the bundle cannot be read,
  * or ONNX Runtime refuses a graph.
  */
 #include <stdio.h>

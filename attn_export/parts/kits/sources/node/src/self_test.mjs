@@ -1,8 +1,8 @@
 #!/usr/bin/env node
 /**
- * Self-test on the golden vectors: `npm test`, or `node src/self_test.mjs [BUNDLE]`.
+ * Self-test on the stored test cases: `npm test`, or `node src/self_test.mjs [BUNDLE]`.
  *
- * Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the bundle cannot be read,
+ * Exit code 0: all cases passed; 1: a case failed or is not compared; 2: the bundle cannot be read,
  * or ONNX Runtime refuses a graph.
  */
 
@@ -31,10 +31,10 @@ async function main(folder) {
   return failed ? 1 : 0;
 }
 
-const WORDS = { passed: 'ok  ', failed: 'FAIL', unusable: 'unusable' };
+const WORDS = { passed: 'ok  ', failed: 'FAIL', unusable: 'not-compared' };
 
 function line({ name, status, share, why }) {
-  const what = status === 'passed' ? `${share.toFixed(3)} of allowed` : why;
+  const what = status === 'passed' ? `${share.toFixed(3)} of tolerance` : why;
   return `${WORDS[status]} ${printable(name)}  ${printable(what)}`;
 }
 

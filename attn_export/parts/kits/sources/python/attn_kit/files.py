@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 2**28
-"""Largest size of a file. All golden vectors of a bundle together take 32 MiB at most."""
+"""Largest size of a file. All test cases of a bundle together take 32 MiB at most."""
 
 LINE = 300
 

@@ -32,7 +32,7 @@ class Case:
         inputs: The inputs by name.
         expected: The true outputs by name.
         allowed: For each output the errors allowed; None: it must be equal.
-        unusable: The reason, for each output that is no evidence.
+        unusable: The reason, for each output that is not compared.
         ignored_rows: Batch elements that are not compared.
     """
 

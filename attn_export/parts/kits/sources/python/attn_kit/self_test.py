@@ -1,6 +1,6 @@
 """Self-test: run the golden vectors.
 
-Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the model cannot be loaded.
+Exit code 0: all cases passed; 1: a case failed or is not compared; 2: the model cannot be loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attn_kit.replay import replay
 from attn_kit.rule import judge_array
 from attn_kit.settings import CACHE, NAME, REPLAY, ROUNDS_INPUTS
 
-LABELS = {"failed": "FAIL", "unusable": "unusable", "passed": "ok  "}
+LABELS = {"failed": "FAIL", "unusable": "not-compared", "passed": "ok  "}
 """The printed form of each status, the worst first."""
 
 
@@ -86,7 +86,7 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
             messages["failed"].append(f"{output}: missing")
     status = next((status for status, texts in messages.items() if texts), "passed")
     passed = status == "passed"
-    details = f"{worst:.3f} of allowed" if passed else "; ".join(messages[status])
+    details = f"{worst:.3f} of tolerance" if passed else "; ".join(messages[status])
     print(f"{LABELS[status]} {printable(name)}  {printable(details)}")
     return passed
 
