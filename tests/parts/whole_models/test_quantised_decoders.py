@@ -246,6 +246,8 @@ def test_what_cannot_be_rounded_is_refused(model, dtype, error, message):
     ({"weights_dtype": "int4", "keep": "lm_head", "fit": True}, "leave keep 'lm_head' out"),
     ({"weights_dtype": "int4", "kv_dtype": "float16", "fit": True}, "leave kv_dtype float16 out"),
     ({"fit": True}, "fit: nothing is rounded; give weights_dtype"),
+    ({"weights_dtype": "int4", "rounding": "best"}, "rounding is search or nearest, of"),
+    ({"weights_dtype": "int8", "rounding": "search"}, "int4; got 'search' and int8"),
     ({"weights_dtype": "int4", "inputs": [[[64]]]}, "input_ids holds 64; the model takes 0 to 63"),
     ({"weights_dtype": "int4", "keep": "lm_head,"}, "keep '': no weight that would be rounded"),
     ({"weights_dtype": "int4", "keep": "lm_head,layers"}, "there are no linear layers in float32"),

@@ -400,7 +400,9 @@ class _BuiltModel(Subject):
         self._ends = interface_of(
             model, self.limits.vocabulary, stored, part, all_logits=all_logits, appends=appends
         )
-        self._own = read([self._ends.entry], model)
+        own = read([self._ends.entry], model)
+        self._own_notes = own_notes(own)
+        self._own_cases = tuple(own.cases(self.maker(), _PROMISES, pads_any=True))
         sizes = {**TRACED_SIZES, LOGIT_COUNT: 3, ENCODED: 9, CAPACITY: TRACED_SIZES[TOTAL]}
         example = to_torch(self._drawn(sizes, generator("example")))
         if not appends:
@@ -480,8 +482,8 @@ class _BuiltModel(Subject):
             for each in (*cover, *prompts(limits), *across(limits))
             if each.kind != WHOLE_DECODE and (each.tokens == "random" or entry.one("ids"))
         ]
-        cases = *maker.cases(tuple(chosen)), *self._own.cases(maker, _PROMISES, pads_any=True)
-        return Plan(cases, own_notes(self._own), interface or self.interface(), is_settled=True)
+        cases = *maker.cases(tuple(chosen)), *self._own_cases
+        return Plan(cases, self._own_notes, interface or self.interface(), is_settled=True)
 
     def maker(self) -> CaseMaker:
         """Return what makes the inputs of cases."""
