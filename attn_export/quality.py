@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -136,7 +137,7 @@ class Quality:
     @classmethod
     def joined(cls, qualities: Mapping[str, Quality]) -> Quality | None:
         """Return the distances of several models, whose names stand before their parts."""
-        of_all = list(qualities.items())
+        of_all: list[tuple[str, Any]] = list(qualities.items())
         if not of_all:
             return None
         return cls(
@@ -147,6 +148,7 @@ class Quality:
                 for x in q.of_logits
             ),
             sentences=tuple(model + sentence for model, q in of_all for sentence in q.missed),
+            kept={model + path: of for model, q in of_all for path, of in q.kept.items()},
             **{
                 name: tuple(
                     dataclasses.replace(x, part=model + x.part) for model, q in of_all

@@ -192,10 +192,12 @@ class QuantisedLinears(IntegerLinears):
                     f"name; they are {first_few([path for path, *_ in fitting])}"
                 )
         for path, layer, name in fitting:
-            own = self.kept.get(path, dtype)
-            if own != FLOATING:
+            own_dtype = self.kept.get(path, dtype)
+            if own_dtype != FLOATING:
                 by_output = not isinstance(layer, by_input)
-                weight = self.replace(layer, name, self.form(path, layer, name, own), by_output)
+                weight = self.replace(
+                    layer, name, self.form(path, layer, name, own_dtype), by_output
+                )
                 self._places.append((layer, name, weight, by_output))
                 self.places.setdefault(path, []).append((layer, name))
         if not self._places:
