@@ -22,10 +22,13 @@ class ModelKeywords(TypedDict, total=False):
     adapter: Path | str | None
     all_logits: bool
     cache: str
-    keep: str
+    fit: bool
+    inputs: Sequence[Any]
+    keep: str | Mapping[str, str]
     kv_dtype: str
     layers: str
     max_len: int
+    rounding: str
     text_only: bool
     weights_dtype: str
     dtype: str

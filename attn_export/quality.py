@@ -9,10 +9,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from attn_export.errors import UsageError, printable
+from attn_export.errors import UsageError, first_few, printable
 from attn_export.schema import Distance
 
 MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<=", "kl": "<=", "top1": ">="}
@@ -27,6 +28,9 @@ _SHOWN = 12
 
 _SHARES = ("cosine", "top1")
 """The measures whose limit is at most 1."""
+
+FLOATING = "none"
+"""The type of weights that are not rounded."""
 
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
@@ -118,6 +122,7 @@ class Quality:
         causes: The losses by what is rounded, each with what those before it round.
         layers: The loss of each layer alone, the largest first.
         projections: Those of the projections in the first of these.
+        kept: The types of weights that have another one than most, by the paths of their modules.
     """
 
     outputs: tuple[Distance, ...]
@@ -127,11 +132,12 @@ class Quality:
     causes: tuple[Loss, ...] = ()
     layers: tuple[Loss, ...] = ()
     projections: tuple[Loss, ...] = ()
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def joined(cls, qualities: Mapping[str, Quality]) -> Quality | None:
         """Return the distances of several models, whose names stand before their parts."""
-        of_all = list(qualities.items())
+        of_all: list[tuple[str, Any]] = list(qualities.items())
         if not of_all:
             return None
         return cls(
@@ -142,6 +148,7 @@ class Quality:
                 for x in q.of_logits
             ),
             sentences=tuple(model + sentence for model, q in of_all for sentence in q.missed),
+            kept={model + path: of for model, q in of_all for path, of in q.kept.items()},
             **{
                 name: tuple(
                     dataclasses.replace(x, part=model + x.part) for model, q in of_all
@@ -204,6 +211,13 @@ class Quality:
         if budget.measure in OF_LOGITS:
             return self.of_logits
         return self.outputs
+
+
+def kept_notes(kept: Mapping[str, str]) -> list[str]:
+    """Return notes on the weights that have other types, by the paths of their modules."""
+    kinds = {of: "floating" if of == FLOATING else f"in {of}" for of in sorted({*kept.values()})}
+    paths = {how: sorted(p for p, own in kept.items() if own == of) for of, how in kinds.items()}
+    return [f"kept {how}: {first_few(some)}" for how, some in paths.items()]
 
 
 def is_logits(output: str) -> bool:

@@ -41,9 +41,12 @@ many inputs together, the fewer the better, and are no faster with larger blocks
 _PIECE = 2**24
 """The number of elements of a weight that are rounded, or dequantised, together."""
 
+_SEARCHED = 2**20
+"""The same if scales are searched, in arrays that fit into a cache."""
+
 RANGES = {"int4": (-7, 7), "uint4": (0, 15), "int8": (-127, 127), "uint8": (0, 255)}
 """The smallest and largest integer by dtype. Signed ranges are symmetric, without the lowest
-integer of the dtype."""
+integer of the dtype, which a search may take."""
 
 MIDDLE = 8
 """The nibble that represents 0: it is added to a signed integer of 4 bits to make it 0 to 15."""
@@ -93,10 +96,21 @@ class QuantisedWeight:
         return len(self.integers) // len(self.scales)
 
     @property
+    def bits(self) -> int:
+        """The size of an integer."""
+        return 8 if self.dtype.endswith("8") else 4
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of integers, scales and zero points in a graph."""
+        zeros = 0 if self.zero_points is None else self.zero_points.size
+        return (self.integers.size + zeros) * self.bits // 8 + self.scales.nbytes
+
+    @property
     def product_block(self) -> int | None:
         """The block of `product_block`."""
-        bits = 8 if self.dtype.endswith("8") else 4
-        return product_block(len(self.integers), self.block if self.is_blocked else 0, bits)
+        shared = self.block if self.is_blocked else 0
+        return product_block(len(self.integers), shared, self.bits)
 
     def dequantised(self, dtype: type = np.float32) -> Array:
         """Return the dequantised weights, `[in, out]`, in the order of the input channels.
@@ -130,25 +144,66 @@ class QuantisedWeight:
         return weights
 
 
-def quantise(weight: Array, dtype: str, block_size: int) -> QuantisedWeight:
-    """Return a weight as integers. The scale of each block is chosen so that no value is clipped.
+NEAREST, SEARCH = "nearest", "search"
+"""The ways to choose scales: so that no value is clipped, or by the squared error of each block."""
+
+_SHARES = (0.76, 0.82, 0.88, 0.94, 1.0)
+"""The scales that are tried, over that by which the largest value is the lowest integer."""
+
+
+def quantise(
+    weight: Array, dtype: str, block_size: int, rounding: str = NEAREST
+) -> QuantisedWeight:
+    """Return a weight as integers.
 
     `weight`: float32 `[in, out]`.
+    `rounding`: How scales are chosen. Those of few large blocks are such that nothing is clipped.
     """
     block = block_size or len(weight)
     low, high = RANGES[dtype]
     integers = np.empty(weight.shape, np.int8)
     scales = np.empty((len(weight) // block, weight.shape[1]), np.float32)
-    step = max(_PIECE // len(weight), 1)
+    searches = rounding == SEARCH and block_size > 0
+    step = max((_SEARCHED if searches else _PIECE) // len(weight), 1)
     for start in range(0, weight.shape[1], step):
         outputs = slice(start, start + step)
         blocks = _in_blocks(weight[:, outputs], block)
         if not np.isfinite(blocks).all():
             raise ValueError("it holds NaN or infinite values, which no integer stands for")
-        scales[:, outputs] = _few_digits(np.abs(blocks).max(axis=1) / high)
-        rounded = np.rint(blocks / scales[:, None, outputs])
-        integers[:, outputs] = np.clip(rounded, low, high).reshape(len(weight), -1)
+        found = _few_digits(np.abs(blocks).max(axis=1) / high)
+        rounded = np.clip(np.rint(blocks / found[:, None]), low, high)
+        if searches:
+            found, rounded = _searched(blocks, found, rounded, low - 1, high)
+        scales[:, outputs], integers[:, outputs] = found, rounded.reshape(len(weight), -1)
     return QuantisedWeight(dtype, integers, scales, None, bool(block_size))
+
+
+def _searched(
+    blocks: Array, scales: Array, integers: Array, low: int, high: int
+) -> tuple[Array, Array]:
+    """Return scales and integers with the least squared error in each block.
+
+    The largest magnitude may be the lowest integer, whatever its sign: scales may be negative.
+
+    `blocks`, `integers`: `[in / block, block, out]`.
+    `scales`, `integers`: Those to begin with, of which the best may be one.
+    """
+    places = np.abs(blocks).argmax(axis=1)[:, None]
+    largest = np.take_along_axis(blocks, places, axis=1)[:, 0] / low
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        least = np.square(blocks - integers * scales[:, None]).sum(axis=1)
+        for share in _SHARES:
+            tried = _few_digits(largest * np.float32(share))
+            for refines in (True, False):
+                rounded = np.clip(np.rint(blocks / tried[:, None]), low, high)
+                if refines:  # to the best scale of these integers
+                    products, squares = (blocks * rounded).sum(axis=1), (rounded**2).sum(axis=1)
+                    tried = _few_digits(products / np.maximum(squares, 1))
+            error = np.square(blocks - rounded * tried[:, None]).sum(axis=1)
+            better = error < least
+            least, scales = np.where(better, error, least), np.where(better, tried, scales)
+            integers = np.where(better[:, None], rounded, integers)
+    return scales, integers
 
 
 def product_block(inputs: int, shared: int, bits: int) -> int | None:
@@ -170,6 +225,6 @@ def _in_blocks(array: Array, block: int) -> Array:
 
 def _few_digits(scales: Array) -> Array:
     """Round scales up to `DIGITS` digits, so that no value is clipped; replace 0 by 1."""
-    fraction, exponent = np.frexp(np.maximum(scales.astype(np.float64), _LEAST_SCALE))
+    fraction, exponent = np.frexp(np.maximum(np.abs(scales.astype(np.float64)), _LEAST_SCALE))
     rounded = np.ldexp(np.ceil(fraction * 2**DIGITS) / 2**DIGITS, exponent)
-    return np.where(scales == 0, 1.0, rounded).astype(np.float32)
+    return np.where(scales == 0, 1.0, np.copysign(rounded, scales)).astype(np.float32)

@@ -125,6 +125,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         unchanged: The inputs that no case changes alone.
+        kept: The types of weights that have another one than most, by the paths of their modules.
     """
 
     format: Name
@@ -140,6 +141,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     roles: dict[EndName, EndName] = {}
     caches: dict[EndName, EndName] = {}
     unchanged: Annotated[tuple[EndName, ...], Meta(max_length=10_000)] = ()
+    kept: Annotated[dict[Name, Literal["int4", "int8", "none"]], Meta(max_length=100_000)] = {}
     tuning: _Tuning | None = None
 
     def __post_init__(self) -> None:

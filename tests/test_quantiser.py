@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_export.quantiser import DIGITS, RANGES, quantise
+from attn_export.quantiser import DIGITS, NEAREST, RANGES, SEARCH, quantise
 
 FORMS = [(dtype, block) for dtype in ("int8", "int4") for block in (0, 16)]
 
@@ -16,9 +16,10 @@ def weights() -> np.ndarray:
     return w * np.float32([0, 1, 1e-30, 1e30, 3, 1e-38, 7, 1]) + np.float32([0] * 6 + [30, 0])
 
 
+@pytest.mark.parametrize("rounding", [NEAREST, SEARCH])
 @pytest.mark.parametrize(("dtype", "block"), FORMS)
-def test_products_with_scales_are_exact_in_float32(dtype: str, block: int):
-    found = quantise(weights(), dtype, block)
+def test_products_with_scales_are_exact_in_float32(dtype: str, block: int, rounding: str):
+    found = quantise(weights(), dtype, block, rounding)
     exact = found.integers.astype(float) * found.scales.astype(float).repeat(found.block, 0)
     assert (found.dequantised().astype(float) == exact).all()
     fraction, _ = np.frexp(found.scales)
@@ -36,3 +37,18 @@ def test_every_weight_is_within_half_a_step(dtype: str, block: int):
     assert (np.abs(found.dequantised() - w) <= np.maximum(steps, 1e-29)).all()
     assert (found.dequantised()[:, 0] == 0).all()
     assert (found.scales > 0).all()
+
+
+def test_scales_that_are_searched_lose_less_in_every_block():
+    w = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+    w[:32, 0] = 0
+    nearest, searched = (quantise(w, "int4", 32, how) for how in (NEAREST, SEARCH))
+    lost, less = (
+        np.square(w - found.dequantised()).reshape(8, 32, 64).sum(axis=1)
+        for found in (nearest, searched)
+    )
+    assert (less <= lost).all()
+    assert 10 * np.log10(lost.sum() / less.sum()) > 1.4
+    assert (searched.integers.min(), searched.integers.max()) == (-8, 7)
+    assert searched.stored_bytes == nearest.stored_bytes == 256 * 64 // 2 + 8 * 64 * 4
+    assert quantise(w, "int4", 0, SEARCH).integers.min() == -7  # one scale for all inputs

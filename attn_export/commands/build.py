@@ -177,6 +177,8 @@ def _build_subject(
     from attn_export.commands.golden_vectors import budgets_of
 
     budgets = budgets_of(subject, pool.run.budgets)
+    if subject.fit is not None:
+        subject = subject.fit(budgets, pool.run.progress)
     wide = _judge_in_float32(subject, pool.run)
     report, content = _judge(folder, subject, name, dialects, budgets, pool)
     report = dataclasses.replace(

@@ -82,8 +82,23 @@ INPUT = (
     ),
     option(
         "--keep", metavar="NAME,…",
-        help="With --model and --weights-dtype: modules whose weights stay floating, as "
-        "lm_head,layers.0.",
+        help="With --model and --weights-dtype: modules whose weights stay floating, or get other "
+        "integers, as lm_head,layers.0=int8.",
+    ),
+    option(
+        "--inputs", multiple=True, metavar="FILE",
+        help="With --model: prompts of your own as cases, which --budget is then about: ids in "
+        "FILE.json, text in FILE.txt, or FILE.npz by name.",
+    ),
+    option(
+        "--rounding", metavar="search|nearest",
+        help="With --model and --weights-dtype int4: scales with the least squared error in each "
+        "block, or those that clip nothing.  [default: search]",
+    ),
+    option(
+        "--fit", is_flag=True,
+        help="With --model and --weights-dtype: leave the fewest bytes of weights in 8 bits, or "
+        "floating, with which --budget holds.",
     ),
     option(
         "--kv-dtype", metavar="float16",
@@ -97,7 +112,9 @@ INPUT = (
 GROUPS = {
     "Input": (
         "spec_file", "variant", "module", "model", "adapter", "all_logits", "layers", "max_len",
-        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "keep", "seed", "fields",
+        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "keep", "fit",
+        "rounding", "inputs", "seed",
+        "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": (
@@ -125,7 +142,9 @@ _OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 """The fields of a spec that --model takes as well."""
 
 _ONLY_OF_MODELS = (
-    "accuracy_level", "adapter", "all_logits", "keep", "kv_dtype", "layers", "max_len", "text_only",
+    "accuracy_level", "adapter", "all_logits", "fit", "inputs", "keep", "kv_dtype", "layers",
+    "max_len", "rounding",
+    "text_only",
 )  # fmt: skip
 """The options that only --model takes."""
 

@@ -195,6 +195,7 @@ def manifest_of(
             axis: [allowed[0], largest(allowed)] for axis, allowed in interface.all_bounds.items()
         },
         "caches": caches,
+        "kept": dict(subject.kept or {}),
     }
     further["roles"] = subject.roles.with_total(subject.sums)
     return content | {key: value for key, value in further.items() if value}

@@ -19,7 +19,7 @@ from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, counted
 from attn_export.graph.load import load_proto
 from attn_export.judge.differences import Difference, compare_cases, judge_stored
-from attn_export.quality import Quality
+from attn_export.quality import Quality, kept_notes
 from attn_export.results import Case, Golden, StoredCase
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
@@ -49,7 +49,7 @@ class Truth:
 
             self.subject = load_subject(module)
             dtype = _integers_of(folder, manifest, self.subject)
-            if dtype:
+            if dtype and self.subject.budget is None:  # else it has such weights
                 self.subject = self.subject.with_weights(dtype)
         elif self._spec is not None:
             from attn_export.export.subject import Subject
@@ -62,6 +62,13 @@ class Truth:
             )
         self.progress, self._bundle = progress, folder
         _check_names(self.subject, manifest, module)
+        own = dict(self.subject.kept or {})
+        if own != manifest.kept:
+            here, there = (
+                "; ".join(kept_notes(kept)) or "all weights are of one type"
+                for kept in (own, manifest.kept)
+            )
+            raise UsageError(f"--module {module}: {here}; in the bundle {there}: build it as that")
         from attn_export.truth.reference import of_subject
 
         self._reference = of_subject(self.subject)

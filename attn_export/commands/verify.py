@@ -38,7 +38,7 @@ from attn_export.configuration import read_configuration
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, choose, one_line, printable
 from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
-from attn_export.quality import Budget
+from attn_export.quality import Budget, kept_notes
 from attn_export.report.progress import options_of_call
 from attn_export.results import BundleCheck, Report, StoredCase
 from attn_export.runtimes.pool import Pool
@@ -363,7 +363,12 @@ def _stored_evidence(
         from attn_export.judge.claims import within_limits
 
         stored = within_limits(folder, manifest, stored)
-    notes = (*claim_notes(quality, budgets, spec), *(() if ours else rows_note(stored)))
+    if quality is not None:
+        quality = dataclasses.replace(quality, kept=manifest.kept)
+    notes = (
+        *claim_notes(quality, budgets, spec), *kept_notes(manifest.kept),
+        *(() if ours else rows_note(stored)),
+    )  # fmt: skip
     return GoldenEvidence(stored, quality, notes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -26,11 +26,14 @@ from attn_export.export.module_state import copy_module
 from attn_export.graph.ir_helpers import nodes_of, optional_input, set_type
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import store_integers
-from attn_export.quality import Budget
-from attn_export.quantiser import QuantisedWeight, quantise
+from attn_export.quality import FLOATING, Budget, kept_notes
+from attn_export.quantiser import NEAREST, QuantisedWeight, quantise
 
 _BLOCKS = {"int4": (32, 16), "int8": (0,)}
 """The numbers of inputs that may share a scale, by the dtype of weights; 0 for all of an output."""
+
+WIDEST = "int8"
+"""The widest type of integers."""
 
 _LEAST_SQNR = {"int4": 6.0, "int8": 20.0}
 """The default budget in dB. Outputs sum up what all layers round, and random weights show most."""
@@ -144,24 +147,30 @@ class QuantisedLinears(IntegerLinears):
     floating, except that of the `head`, which gets one of its own.
 
     Attributes:
-        rounded: The names of the parameters that are rounded.
+        dtype: The type of most weights.
+        kept: The types of those that have another one, by the paths of their modules.
+        places: The modules whose weights are rounded, by path, and the names of weights there.
         notes: What was rounded, for the report.
     """
 
     def __init__(
         self, module: nn.Module, dtype: str, *, by_input: tuple[type[nn.Module], ...] = (),
-        head: nn.Module | None = None, keep: Sequence[str] = (),
+        head: nn.Module | None = None, keep: Mapping[str, str] | None = None,
+        rounding: str = NEAREST,
     ) -> None:  # fmt: skip
         """Round the weights.
 
         `by_input`: Further linear layers, whose weight is `[in, out]`.
-        `keep`: Names of modules, or ends or other parts of them, whose weights stay floating.
+        `keep`: Types of other weights, by names of modules, or ends or other parts of them: of
+            several that fit, the last one counts.
+        `rounding`: How scales of blocks are chosen.
         """
         if dtype not in _BLOCKS:
             raise UsageError(f"weights_dtype is {', '.join(_BLOCKS)} or none; got {dtype!r}")
         super().__init__()
-        self.rounded: list[str] = []
-        self._floats: list[tuple[nn.Module, str, Tensor]] = []
+        self.dtype, self._by_input, self._rounding = dtype, by_input, rounding
+        self.places: dict[str, list[tuple[nn.Module, str]]] = {}
+        self._floats: list[tuple[nn.Module, str, nn.Parameter]] = []
         places = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
         fitting = [
             (path, layer, name)
@@ -170,60 +179,65 @@ class QuantisedLinears(IntegerLinears):
             if layer.get_parameter(name).dtype == torch.float32
             and (layer is head or places[id(layer.get_parameter(name))] == 1)
         ]
-        kept = {part: [path for path, *_ in fitting if _is_in(part, path)] for part in keep}
-        for part, paths in kept.items():
+        self.kept: dict[str, str] = {}
+        for part, of_part in (keep or {}).items():
+            paths = [path for path, *_ in fitting if _is_in(part, path)]
+            self.kept |= dict.fromkeys(paths, of_part)
+            if of_part not in (FLOATING, *_BLOCKS):
+                given, types = printable(f"{part}={of_part}", 60), ", ".join(_BLOCKS)
+                raise UsageError(f"keep {given!r}: the type is {types} or {FLOATING}")
             if not paths:
                 raise UsageError(
                     f"keep {printable(part, 40)!r}: no weight that would be rounded is of this "
                     f"name; they are {first_few([path for path, *_ in fitting])}"
                 )
-        floating = {path for paths in kept.values() for path in paths}
         for path, layer, name in fitting:
-            if path not in floating:
+            own_dtype = self.kept.get(path, dtype)
+            if own_dtype != FLOATING:
                 by_output = not isinstance(layer, by_input)
-                self._round(path, layer, name, dtype, by_output=by_output)
-        if not self.rounded:
+                weight = self.replace(
+                    layer, name, self.form(path, layer, name, own_dtype), by_output
+                )
+                self._places.append((layer, name, weight, by_output))
+                self.places.setdefault(path, []).append((layer, name))
+        if not self._places:
             raise ExportError(
                 "there are no linear layers in float32 to quantise; leave out --weights-dtype"
             )
-        blocks = sorted({x.block for _, _, x, _ in self._places if x.is_blocked})
+        own = [x for _, _, x, _ in self._places if x.dtype == dtype]
+        blocks = sorted({x.block for x in own if x.is_blocked})
         block = f"in blocks of {' and '.join(map(str, blocks))}" if blocks else "by output"
-        numbers = sum(x.integers.size for _, _, x, _ in self._places)
-        share = numbers / sum(x.numel() for x in module.parameters())
+        share = sum(x.integers.size for x in own) / sum(x.numel() for x in module.parameters())
         self.notes = (
-            f"{counted(len(self.rounded), 'weight')}, {share:.0%} of all numbers, are "
+            f"{counted(len(own), 'weight')}, {share:.0%} of all numbers, are "
             f"{dtype} {block}; embeddings, norms and biases stay floating",
-            *([f"kept floating: {first_few(sorted(floating))}"] if floating else []),
+            *kept_notes(self.kept),
         )
 
-    def _round(
-        self, path: str, layer: nn.Module, own_name: str, dtype: str, *, by_output: bool
-    ) -> None:
+    def form(self, path: str, layer: nn.Module, own_name: str, dtype: str) -> QuantisedWeight:
+        """Return a weight of the module as integers."""
         name = f"{path}.{own_name}".lstrip(".")
         weight = self.read(layer, own_name)
-        rows = weight.numpy().T if by_output else weight.numpy()
+        rows = weight.numpy() if isinstance(layer, self._by_input) else weight.numpy().T
         block = next((b for b in _BLOCKS[dtype] if not b or len(rows) % b == 0), None)
         if block is None:
             raise ExportError(
                 f"{name} has {len(rows)} inputs, no multiple of 16; give --weights-dtype int8"
             )
         try:
-            integers = quantise(rows, dtype, block)
+            return quantise(rows, dtype, block, self._rounding)
         except ValueError as error:
             raise WeightsError(f"the weight {name} cannot be quantised: {error}") from error
-        integers = self.replace(layer, own_name, integers, by_output=by_output)
-        self.rounded.append(name)
-        self._places.append((layer, own_name, integers, by_output))
 
     def read(self, layer: nn.Module, name: str) -> Tensor:
         """Return a weight of the module."""
         return layer.get_parameter(name).detach()
 
     def replace(
-        self, layer: nn.Module, name: str, weight: QuantisedWeight, *, by_output: bool
+        self, layer: nn.Module, name: str, weight: QuantisedWeight, by_output: bool
     ) -> QuantisedWeight:
         """Let a layer have a weight that is rounded, and return what is stored of it."""
-        self._floats.append((layer, name, layer.get_parameter(name).data))
+        self._floats.append((layer, name, layer.get_parameter(name)))
         exact = weight.by_output() if by_output else weight.dequantised()
         setattr(layer, name, nn.Parameter(torch.from_numpy(exact), requires_grad=False))
         return weight
@@ -235,11 +249,16 @@ class QuantisedLinears(IntegerLinears):
         rounded = [parameter.data for parameter, _ in parameters]
         try:
             for parameter, before in parameters:
-                parameter.data = before
+                parameter.data = before.data
             yield
         finally:
             for (parameter, _), data in zip(parameters, rounded, strict=True):
                 parameter.data = data
+
+    def undo(self) -> None:
+        """Let the module have its weights before rounding again; these integers are then no use."""
+        for layer, name, before in self._floats:
+            layer._parameters[name] = before
 
 
 def _is_in(part: str, path: str) -> bool:

@@ -121,6 +121,8 @@ class Subject:
     rounds_inputs: bool = False  # whether products with integers do, in graphs of the dialect `ort`
     linears: QuantisedLinears | None = None  # if their weights are integers
     budget: Budget | None = None  # the limit of the distance from the float model, if there is one
+    kept: Mapping[str, str] | None = None  # the types of weights unlike the others, by path
+    fit: Callable[..., Subject] | None = None  # the same with weights by which budgets hold
     in_float32: Callable[[], Subject] | None = None  # the same, with its weights widened
 
     def __init__(

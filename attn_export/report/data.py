@@ -52,6 +52,8 @@ def _quality(quality: Quality) -> dict[str, Any]:
         content["logits"] = dataclasses.asdict(quality.logits)
     if len(quality.of_logits) > 1:
         content["all_logits"] = [dataclasses.asdict(each) for each in quality.of_logits]
+    if quality.kept:
+        content["kept"] = dict(quality.kept)
     for name in ("causes", "layers", "projections"):
         if losses := getattr(quality, name):
             content[name] = [_without_nan(dataclasses.asdict(loss)) for loss in losses]

@@ -287,6 +287,7 @@ class ChangedWeights:
             for path in stored.weights
             for owner, leaf in [_owner(unit, path)]
         }
+        self._holders: list[tuple[nn.Module, str, nn.Parameter]] = []
 
     def read(self, owner: nn.Module, leaf: str) -> Tensor:
         """Return a weight by the module that has it, in memory."""
@@ -304,7 +305,15 @@ class ChangedWeights:
         stored: Any = unit._stored_weights
         stored.changed[path] = read
         holder = _holder(unit, path)
+        self._holders.append((owner, leaf, holder))
         owner._parameters[leaf] = _placeholder(holder.shape, holder.dtype)
+
+    def undo(self) -> None:
+        """Let all weights be those of the checkpoint again."""
+        for owner, leaf, holder in self._holders:
+            owner._parameters[leaf] = holder
+        for _, stored in self._units:
+            stored.changed.clear()
 
     @contextlib.contextmanager
     def as_before(self) -> Iterator[None]:

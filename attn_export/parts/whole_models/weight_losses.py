@@ -57,12 +57,14 @@ class Product:
         rows: Returns rows of its rounded weight, `[out, in]`.
         shape: The numbers of outputs and inputs.
         block: The inputs that are rounded to 8 bits together, where they are; 0 for none.
+        stored_bytes: The bytes of its integers and scales, if they are known.
     """
 
     path: str
     rows: Callable[[slice], Tensor]
     shape: tuple[int, int]
     block: int
+    stored_bytes: int = 0
 
     def multiply(self, x: Tensor, bias: Tensor | None, *, rounds_input: bool) -> Tensor:
         """Return the product with the rounded weight, and with the input rounded if wanted."""

@@ -115,7 +115,7 @@ def test_views_of_unread_arrays_are_read_as_views_of_their_numbers() -> None:
 
 @pytest.mark.parametrize("options", [
     {"dtype": "float16"},  # judged in float32, too
-    {"weights_dtype": "int4"},  # and its distance from the weights before
+    {"weights_dtype": "int4", "fit": True},  # and its distance from the weights before
 ], ids=str)  # fmt: skip
 def test_reports_are_those_of_builds_in_memory(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +128,7 @@ def test_reports_are_those_of_builds_in_memory(
         subject = Subject.from_model(checkpoint, **options)
         assert (subject.unread is not None) == (name == "by_unit")
         run: Any = {"dialects": ["ort"], "runtimes": ["ort-cpu"]}
+        run |= {"budgets": ["sqnr>=20.5"]} if "fit" in options else {}
         reports.append(build(subject, tmp_path / name, **run))
         monkeypatch.setattr(model_checkpoint, "LARGE", 0)
         monkeypatch.setattr(unit_weights, "_SMALL", SMALL)
@@ -137,5 +138,6 @@ def test_reports_are_those_of_builds_in_memory(
     assert whole.passed
     assert by_unit.passed
     assert by_unit.quality == whole.quality
+    assert whole.quality is None or whole.quality.kept
     assert by_unit.notes == whole.notes
     assert [v.case for v in by_unit.verdicts] == [v.case for v in whole.verdicts]

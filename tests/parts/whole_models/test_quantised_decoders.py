@@ -186,7 +186,7 @@ def test_kits_judge_graphs_that_round_inputs_by_their_own_errors(language, need,
         assert test().returncode != 0
 
 
-def test_what_is_kept_stays_floating():
+def test_what_is_kept_stays_floating_or_gets_other_integers():
     options = {"weights_dtype": "int4", "keep": "lm_head,layers.0,layers.1.mlp.up_proj"}
     subject = Subject.from_model(tiny_decoder("llama"), **options)
     graphs, _ = lower_all(export(subject), ("ort",))
@@ -199,6 +199,21 @@ def test_what_is_kept_stays_floating():
     assert all(".layers.1." in name and "up_proj" not in name for name in packed), packed
     assert len(packed) == 4  # q, k and v, which lie side by side; the output, gate and down
     assert any("kept floating: lm_head, model.layers.0" in note for note in subject.notes)
+    options["keep"] = "lm_head=int8,layers.0,layers.0.self_attn.v_proj=int8"
+    subject = Subject.from_model(tiny_decoder("llama"), **options)
+    of_dialect = {}
+    for dialect in ("standard", "ort"):
+        graphs, _ = lower_all(export(subject), (dialect,), rounds_inputs=True)
+        of_dialect |= {graph.file.name: graph.model.graph for graph in graphs}
+    types = [value.dtype.name for value in of_dialect["model.onnx"].initializers.values()]
+    # q and k, which stay floating, lie side by side, as do all three of the other layer.
+    assert [types.count(name) for name in ("INT8", "INT4")] == [2, 4]
+    for name, level in (("model.ort.onnx", 4), ("model.ort.level1.onnx", 1)):
+        nodes = [node for node in of_dialect[name] if node.op_type == NBITS]
+        found = {
+            (n.attributes.get_int("bits"), n.attributes.get_int("accuracy_level")) for n in nodes
+        }
+        assert found == {(4, level), (8, level)}
 
 
 def test_weights_that_are_stored_by_input_are_rounded_too():
@@ -227,6 +242,13 @@ def test_what_cannot_be_rounded_is_refused(model, dtype, error, message):
     ({"accuracy_level": 4}, "accuracy_level 4 is about products with integers; give weights_dtype"),
     ({"weights_dtype": "int4", "keep": "layers.9"}, "keep 'layers.9': no weight that would be"),
     ({"weights_dtype": "int4", "keep": "lm_head,head"}, "keep 'head': no weight that would be"),
+    ({"weights_dtype": "int4", "keep": "lm_head=int3"}, "=int3': the type is int4, int8 or none"),
+    ({"weights_dtype": "int4", "keep": "lm_head", "fit": True}, "leave keep 'lm_head' out"),
+    ({"weights_dtype": "int4", "kv_dtype": "float16", "fit": True}, "leave kv_dtype float16 out"),
+    ({"fit": True}, "fit: nothing is rounded; give weights_dtype"),
+    ({"weights_dtype": "int4", "rounding": "best"}, "rounding is search or nearest, of"),
+    ({"weights_dtype": "int8", "rounding": "search"}, "int4; got 'search' and int8"),
+    ({"weights_dtype": "int4", "inputs": [[[64]]]}, "input_ids holds 64; the model takes 0 to 63"),
     ({"weights_dtype": "int4", "keep": "lm_head,"}, "keep '': no weight that would be rounded"),
     ({"weights_dtype": "int4", "keep": "lm_head,layers"}, "there are no linear layers in float32"),
     ({"keep": "lm_head"}, "keep 'lm_head': nothing is rounded; give weights_dtype"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -77,10 +78,11 @@ from attn_export.parts.whole_models.model_reference import (
     judged_by_model,
     limits_of,
 )
-from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes
+from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.parts.whole_models.unit_weights import is_by_unit, made_alike, unread_weights
-from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
+from attn_export.quality import FLOATING, Budget
+from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS, NEAREST, SEARCH
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -90,6 +92,7 @@ from attn_export.runtimes.decode_inputs import (
     NEXT_HIDDEN,
     PAST_LENGTH,
 )
+from attn_export.runtimes.run_options import Progress
 from attn_export.truth.reference import Reference
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
@@ -108,7 +111,9 @@ def subject_of_model(
     model: Any, *, adapter: Path | str | None = None, all_logits: bool = False,
     cache: str = _IN_PLACE, dtype: str = "float32", kv_dtype: str = "none", layers: str = "",
     max_len: int = 0, text_only: bool = False, weights_dtype: str = "none",
-    accuracy_level: int | None = None, keep: str = "", is_captured: bool = True,
+    accuracy_level: int | None = None, fit: bool = False, inputs: Sequence[Any] = (),
+    keep: str | Mapping[str, str] = "", rounding: str = "",
+    is_captured: bool = True,
 ) -> Subject:  # fmt: skip
     """Return a subject for a decoder of transformers.
 
@@ -124,7 +129,13 @@ def subject_of_model(
     `weights_dtype`: The integers that weights of linear layers are rounded to, or none.
     `accuracy_level`: 1 if products with these, in the dialect ``ort``, multiply floats; 4 if their
         inputs are rounded to 8 bits, which is faster. None for 4.
-    `keep`: Names of modules whose weights stay floating, such as ``"lm_head,layers.0"``.
+    `fit`: Whether `build` may leave some weights wider, so that its budgets hold.
+    `inputs`: Files with inputs of the user's own, as of `compare`, which are cases, too. Budgets
+        are then about them.
+    `keep`: Names of modules whose weights stay floating, or get other integers, such as
+        ``"lm_head,layers.0=int8"``, or the types by name.
+    `rounding`: ``"search"`` for scales of int4 by the least squared error of each block, which is
+        the default; ``"nearest"`` for those that clip nothing.
     `is_captured`: Whether a graph is made of it.
     """
     is_changed = adapter is not None
@@ -139,42 +150,69 @@ def subject_of_model(
     rounds, part = rounded_cache(kv_dtype), None
     if accuracy_level is not None:
         _check_level(accuracy_level, weights_dtype)
-    if keep and weights_dtype == "none":
-        raise UsageError(f"keep {printable(keep, 40)!r}: nothing is rounded; give weights_dtype")
+    _check_kept(keep, weights_dtype, kv_dtype, rounding, fits=fit)
     _check(
-        loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers
-    )
+        loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers,
+        inputs=", ".join(map(str, inputs)),
+    )  # fmt: skip
     if not is_ours and (weights_dtype != "none" or layers):
         loaded = copy.deepcopy(loaded)
     if layers:
         part = cut_model(loaded, layers, len(heads_of(loaded)) // 2)
-    rounded = None
-    if weights_dtype != "none":
-        in_floats = accuracy_level == FLOAT32_PRODUCTS
-        kept = [name for name in keep.split(",") if keep]
-        rounded = QuantisedWeights(loaded, weights_dtype, rounds_inputs=not in_floats, keep=kept)
-    notes = *notes, *(rounded.notes if rounded else ())
+    round_weights = functools.partial(
+        QuantisedWeights, loaded, weights_dtype, rounds_inputs=accuracy_level != FLOAT32_PRODUCTS,
+        rounding=rounding or SEARCH,
+    )  # fmt: skip
+    rounded = round_weights(keep=_kept(keep)) if weights_dtype != "none" else None
 
-    def make() -> Subject:
+    def built(rounded: QuantisedWeights | None, *told: str) -> Subject:
+        subject = made_alike(loaded, functools.partial(make, rounded, told))
+        # Windows renames no folder with a file that is mapped.
+        maps_weights = (
+            is_ours and not weights and not rounded and subject.unread is None
+            and os.name == "posix" and is_large_model(loaded)
+        )  # fmt: skip
+        positions = limits_of(loaded).positions
+        files = files_of(loaded, Path(model) if is_ours else None, positions)
+        return subject.having(files=files, maps_weights=maps_weights)
+
+    def make(rounded: QuantisedWeights | None, told: tuple[str, ...]) -> Subject:
         subject = _without_files(
-            loaded, notes, is_captured=is_captured, max_len=max_len, integers=weights,
-            all_logits=all_logits, weights=rounded, rounds=rounds, part=part,
-            appends=cache == _APPEND,
+            loaded, (*notes, *(rounded.notes if rounded else ()), *told), is_captured=is_captured,
+            max_len=max_len, integers=weights, all_logits=all_logits, weights=rounded,
+            rounds=rounds, part=part, appends=cache == _APPEND,
+            read=functools.partial(read_own, inputs, folder=Path(model) if is_ours else None),
         )  # fmt: skip
         if layers:
             return subject
         beside = left_out_beside(Path(model), adapter) if is_ours else {}
         return _telling_left_out(subject, loaded, beside, accepts=text_only)
 
-    subject = made_alike(loaded, make)
-    # Windows renames no folder with a file that is mapped.
-    maps_weights = (
-        is_ours and not weights and not rounded and subject.unread is None and os.name == "posix"
-        and is_large_model(loaded)
-    )  # fmt: skip
-    positions = limits_of(loaded).positions
-    files = files_of(loaded, Path(model) if is_ours else None, positions)
-    return subject.having(files=files, maps_weights=maps_weights)
+    subject = built(rounded)
+    if not (fit and rounded):
+        return subject
+    fits = _fitting(subject, rounded, lambda kept, told: built(round_weights(keep=kept), told))
+    return subject.having(fit=fits)
+
+
+def _fitting(
+    subject: Any, rounded: QuantisedWeights, build: Callable[[Mapping[str, str], str], Subject]
+) -> Callable[[Sequence[Budget], Progress], Subject]:
+    """Return a function that returns a subject with weights by which budgets hold.
+
+    `rounded`: The weights of the subject, all of one type.
+    `build`: Returns the subject with some of them wider, and with a note.
+    """
+    narrow = [rounded]
+
+    def fitted(budgets: Sequence[Budget], progress: Progress) -> Subject:
+        if not narrow:
+            raise UsageError("the weights of this model were fitted before; load it again")
+        found = subject.own_oracle().fitted(subject.plan().cases, budgets, progress)
+        narrow.pop().undo()
+        return build(*found)
+
+    return fitted
 
 
 def _without_files(
@@ -253,8 +291,30 @@ def _check(model: Any, dtype: str, **options: str) -> None:
         is_encoder = not model.can_generate() and name == "weights_dtype"
         if model.config.is_encoder_decoder or not (model.can_generate() or is_encoder):
             raise UsageError(f"{name} {value} is for decoders; leave it out")
-        if name != "layers" and dtype != "float32":
+        if name not in ("layers", "inputs") and dtype != "float32":
             raise UsageError(f"{name} {value} is for float32, not for dtype {dtype}; leave one out")
+
+
+def _check_kept(keep: Any, weights_dtype: str, kv_dtype: str, rounding: str, *, fits: bool) -> None:
+    if rounding and (rounding not in (SEARCH, NEAREST) or weights_dtype != "int4"):
+        raise UsageError(
+            f"rounding is {SEARCH} or {NEAREST}, of weights_dtype int4; got {rounding!r} and "
+            f"{weights_dtype}"
+        )
+    given = f"keep {printable(str(keep), 40)!r}" if keep else "fit"
+    if (keep or fits) and weights_dtype == "none":
+        raise UsageError(f"{given}: nothing is rounded; give weights_dtype")
+    if fits and (keep or kv_dtype != "none"):
+        other = given if keep else f"kv_dtype {kv_dtype}"
+        raise UsageError(f"fit chooses types of weights by their loss alone; leave {other} out")
+
+
+def _kept(text: str | Mapping[str, str]) -> Mapping[str, str]:
+    """Return types of weights by names of modules, from a text as ``lm_head,layers.0=int8``."""
+    if not isinstance(text, str):
+        return text
+    parts = (each.partition("=") for each in text.split(",") if text)
+    return {name.strip(): of.strip() if equals else FLOATING for name, equals, of in parts}
 
 
 def _check_level(level: int, weights_dtype: str) -> None:
@@ -333,6 +393,7 @@ class _BuiltModel(Subject):
         self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
         part: ModelPart | None = None, appends: bool = False,
+        read: Callable[..., OwnInputs] = lambda *_: OwnInputs(),
     ) -> None:  # fmt: skip
         self.limits, told = _step_limits(model, max_len)
         self._has_all_layers = part is None
@@ -341,6 +402,9 @@ class _BuiltModel(Subject):
         self._ends = interface_of(
             model, self.limits.vocabulary, stored, part, all_logits=all_logits, appends=appends
         )
+        own = read([self._ends.entry], model)
+        self._own_notes = own_notes(own)
+        self._own_cases = tuple(own.cases(self.maker(), _PROMISES, pads_any=True))
         sizes = {**TRACED_SIZES, LOGIT_COUNT: 3, ENCODED: 9, CAPACITY: TRACED_SIZES[TOTAL]}
         example = to_torch(self._drawn(sizes, generator("example")))
         if not appends:
@@ -379,7 +443,8 @@ class _BuiltModel(Subject):
             unread=unread_weights(model) if is_by_unit(model) else None, in_float32=in_float32,
             budget=default_budget(weights.dtype) if weights else budget,
             rounds_inputs=weights is not None and weights.rounds_inputs,
-            has_narrow_caches=bool(rounds), roles=Roles(caches=self._ends.caches),
+            kept=weights.kept if weights else {}, has_narrow_caches=bool(rounds),
+            roles=Roles(caches=self._ends.caches),
         )  # fmt: skip
 
     def proved(self) -> Self:
@@ -409,7 +474,7 @@ class _BuiltModel(Subject):
         return with_index(inputs, sizes, random)
 
     def plan(self, interface: Interface | None = None) -> Plan:
-        """Return the cases: a cover of lengths and pasts, and those across windows and chunks."""
+        """Return the cases: a cover of lengths and pasts, those across windows, and the user's."""
         limits = dataclasses.replace(self.limits, cases=min(_MOST_CASES, self.limits.cases))
         entry, appends = self._ends.entry, self._ends.appends
         maker = self.maker()
@@ -419,7 +484,8 @@ class _BuiltModel(Subject):
             for each in (*cover, *prompts(limits), *across(limits))
             if each.kind != WHOLE_DECODE and (each.tokens == "random" or entry.one("ids"))
         ]
-        return Plan(maker.cases(tuple(chosen)), (), interface or self.interface(), is_settled=True)
+        cases = *maker.cases(tuple(chosen)), *self._own_cases
+        return Plan(cases, self._own_notes, interface or self.interface(), is_settled=True)
 
     def maker(self) -> CaseMaker:
         """Return what makes the inputs of cases."""

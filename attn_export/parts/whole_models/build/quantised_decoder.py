@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -22,11 +23,13 @@ from transformers.pytorch_utils import Conv1D
 
 from attn_export.bundle.quality_vectors import CASES, MOST_ROWS
 from attn_export.errors import ExportError, first_few
-from attn_export.export.quantised_linears import IntegerLinears, QuantisedLinears
+from attn_export.export.given_inputs import OWN
+from attn_export.export.quantised_linears import WIDEST, IntegerLinears, QuantisedLinears
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import BATCH, QUERIES, Shape
 from attn_export.measures import fill_ignored_rows, measure
+from attn_export.parts.whole_models.build.fitted_weights import Fit
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.unit_oracle import UnitOracle
@@ -37,8 +40,9 @@ from attn_export.parts.whole_models.unit_weights import (
 )
 from attn_export.parts.whole_models.weight_losses import Product, WeightLosses, round_in_blocks
 from attn_export.quality import Budget, Quality
-from attn_export.quantiser import QuantisedWeight
+from attn_export.quantiser import SEARCH, QuantisedWeight
 from attn_export.results import Arrays, Case, Golden
+from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Allowed
 from attn_export.temp_folders import in_file
 from attn_export.truth.float64_mode import widened_arrays
@@ -78,12 +82,18 @@ class QuantisedWeights(QuantisedLinears):
     """
 
     def __init__(
-        self, model: Any, dtype: str, *, rounds_inputs: bool = False, keep: Sequence[str] = ()
+        self,
+        model: Any,
+        dtype: str,
+        *,
+        rounds_inputs: bool = False,
+        keep: Mapping[str, str] | None = None,
+        rounding: str = SEARCH,
     ) -> None:
         self.rounds_inputs = rounds_inputs
-        self._changed, self.dtype = ChangedWeights(model) if is_by_unit(model) else None, dtype
+        self._changed = ChangedWeights(model) if is_by_unit(model) else None
         head = model.get_output_embeddings()
-        super().__init__(model, dtype, by_input=(Conv1D,), head=head, keep=keep)
+        super().__init__(model, dtype, by_input=(Conv1D,), head=head, keep=keep, rounding=rounding)
 
     def read(self, layer: nn.Module, name: str) -> Tensor:
         """Return a weight of the module, which may lie in the checkpoint."""
@@ -92,14 +102,12 @@ class QuantisedWeights(QuantisedLinears):
         return super().read(layer, name)
 
     def replace(
-        self, layer: nn.Module, name: str, weight: QuantisedWeight, *, by_output: bool
+        self, layer: nn.Module, name: str, weight: QuantisedWeight, by_output: bool
     ) -> QuantisedWeight:
         """Let a layer have a weight that is rounded; if it is large, its integers lie in a file."""
         if not (self._changed and is_placeholder(layer.get_parameter(name))):
-            return super().replace(layer, name, weight, by_output=by_output)
-        stored = dataclasses.replace(
-            weight, integers=in_file(weight.integers), scales=in_file(weight.scales)
-        )
+            return super().replace(layer, name, weight, by_output)
+        stored = _in_files(weight)
 
         def rounded(rows: slice) -> Tensor:
             exact = stored.by_output(rows) if by_output else stored.dequantised()[rows]
@@ -112,16 +120,32 @@ class QuantisedWeights(QuantisedLinears):
         """Yield the products with integers in the model, or in what holds it."""
         paths = {id(module): path for path, module in model.named_modules()}
         for layer, _, weight, _ in self._places:
-            block = (self.rounds_inputs and weight.product_block) or 0
-            inputs, outputs = weight.integers.shape
-            rows = functools.partial(_rows, weight)
-            yield Product(paths[id(layer)], rows, (outputs, inputs), block)
+            yield self._product(paths[id(layer)], weight)
+
+    def products_in(self, dtype: str) -> Iterator[Product]:
+        """Yield the same products with integers of another type, while the model is as before."""
+        for path, places in self.places.items():
+            for layer, name in places:
+                weight = self.form(path, layer, name, dtype)
+                yield self._product(path, _in_files(weight) if self._changed else weight)
+
+    def _product(self, path: str, weight: QuantisedWeight) -> Product:
+        block = (self.rounds_inputs and weight.product_block) or 0
+        inputs, outputs = weight.integers.shape
+        rows = functools.partial(_rows, weight)
+        return Product(path, rows, (outputs, inputs), block, weight.stored_bytes)
 
     @contextlib.contextmanager
     def as_before(self) -> Iterator[None]:
         """Let the model have its weights before rounding in this block."""
         with super().as_before(), self._changed.as_before() if self._changed else nullcontext():
             yield
+
+    def undo(self) -> None:
+        """Let the model have its weights before rounding again; these integers are then no use."""
+        super().undo()
+        if self._changed:
+            self._changed.undo()
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are rounded as integers."""
@@ -132,8 +156,16 @@ class QuantisedWeights(QuantisedLinears):
 _ROUNDS_INPUTS: ContextVar[bool] = ContextVar("rounds_inputs", default=False)
 """Whether the products of this run round their inputs to 8 bits."""
 
+_MOST_OWN = 4096
+"""The most tokens of the user's own inputs in which the distance is measured."""
+
 _LEVELS_APART = 2.0
 """The factor on the distance of the model whose products round their inputs, for graphs that do."""
+
+
+def _in_files(weight: QuantisedWeight) -> QuantisedWeight:
+    integers, scales = in_file(weight.integers), in_file(weight.scales)
+    return dataclasses.replace(weight, integers=integers, scales=scales)
 
 
 def _rows(weight: QuantisedWeight, outputs: slice) -> Tensor:
@@ -197,6 +229,7 @@ class _QuantisedModelOracle(ModelOracle):
         quality, goldens = super().quality(folder, goldens, budgets)
         if quality is None or self._weights is None:
             return quality, goldens
+        quality = dataclasses.replace(quality, kept=self._weights.kept)
         chosen = [goldens[number].case.inputs for number in self._measured_cases(goldens)]
         with self._as_before():
             losses, rounds = self.weight_losses(chosen[: 1 if self._is_large else None])
@@ -226,12 +259,35 @@ class _QuantisedModelOracle(ModelOracle):
         products = list(self._weights.products(own.model))
         return WeightLosses(copy.model, call, products, cases), copy.rounds
 
+    def fitted(
+        self, cases: Sequence[Case], budgets: Sequence[Budget], progress: Progress
+    ) -> tuple[dict[str, str], str]:
+        """Return the types of weights with which budgets hold, and a note; the others are as now.
+
+        `cases`: Those of the build.
+        """
+        with self.fitting([cases[at].inputs for at in _measured(cases)], budgets, progress) as fit:
+            kept = fit.kept()
+        return kept, fit.note(kept)
+
+    @contextlib.contextmanager
+    def fitting(
+        self, inputs: Sequence[Arrays], budgets: Sequence[Budget], progress: Progress
+    ) -> Iterator[Fit]:
+        """Yield the search for types of weights with which budgets hold for some inputs."""
+        weights = self._weights
+        assert weights is not None
+        with self._as_before():
+            progress.phase("fitting types of weights")
+            losses, _ = self.weight_losses(inputs)
+            forms = {weights.dtype: losses.products}
+            if weights.dtype != WIDEST:
+                forms[WIDEST] = {x.path: x for x in weights.products_in(WIDEST)}
+            yield Fit(losses, forms, budgets, self._rounds_inputs, progress)
+
     def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
         """Return the indices of the cases in which the distance is measured."""
-        all_sizes = [golden.case.sizes for golden in goldens]
-        tokens = {i: sizes[BATCH] * sizes[QUERIES] for i, sizes in enumerate(all_sizes)}
-        few = [number for number, count in tokens.items() if count <= MOST_ROWS]
-        return sorted(sorted(few, key=lambda number: -tokens[number])[:CASES])
+        return _measured([golden.case for golden in goldens])
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
@@ -247,6 +303,19 @@ class _QuantisedModelOracle(ModelOracle):
             finally:
                 if call.rounds:
                     call.rounds.is_used = True
+
+
+def _measured(cases: Sequence[Case]) -> list[int]:
+    """Return the indices of the cases in which the distance is measured: the user's, if any."""
+    tokens = {at: case.sizes[BATCH] * case.sizes[QUERIES] for at, case in enumerate(cases)}
+    own = [
+        at for at, case in enumerate(cases) if case.name.startswith(OWN) and "_to_" not in case.name
+    ]
+    if own:
+        before = itertools.accumulate(tokens[at] for at in own)
+        return [at for at, count in zip(own, before, strict=True) if count <= _MOST_OWN] or own[:1]
+    few = [number for number, count in tokens.items() if count <= MOST_ROWS]
+    return sorted(sorted(few, key=lambda number: -tokens[number])[:CASES])
 
 
 def _apart(golden: Golden, name: str, run: np.ndarray) -> Allowed | None:
