@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 
 from attn_export.errors import one_line
 from attn_export.graph.load import load_proto, mapped_data, names_read, refuse_bad_data
+from attn_export.heap import give_back
 from attn_export.runtimes.protocol import Engine, Facts
 from attn_export.temp_folders import in_file
 
@@ -96,6 +97,8 @@ class SlicedEngine(Engine):
                     held.clear()
                 for name in held.keys() - read_later - outputs:
                     del held[name]
+            del engine
+            give_back()
         for key, (held, _) in values.items():
             self._made[key] = errors.get(key) or {name: held[name] for name in outputs}
 

@@ -14,15 +14,11 @@ import numpy as np
 from attn_export.errors import GraphError, counted
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
+from attn_export.heap import give_back
 from attn_export.interface import Shape
 from attn_export.parts.whole_models.layer_errors import says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
-from attn_export.parts.whole_models.unit_weights import (
-    give_back,
-    in_step,
-    is_by_unit,
-    largest_unit,
-)
+from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, largest_unit
 from attn_export.results import BASE, Arrays, Case, Golden, LayerError, TensorNames
 from attn_export.tensorfile import numpy_dtype
 from attn_export.truth.allowed import run_count

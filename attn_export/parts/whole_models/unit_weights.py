@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import functools
 import math
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_export.errors import ExportError, WeightsError
 from attn_export.export.module_state import copy_module
 from attn_export.export.unread_weights import UnreadWeights
+from attn_export.heap import give_back, use_one_heap
 from attn_export.temp_folders import joined_in_file
 
 _WIDENED = 2**26
@@ -42,9 +41,6 @@ LARGE = 2**26
 
 _ALIKE = 2**28
 """The largest number of elements of a weight that stands in for others."""
-
-_MOST_HEAPS = -8
-"""The number of the option of glibc's `mallopt` that limits heaps, M_ARENA_MAX."""
 
 _SMALL = 2**16
 """The largest number of elements of a weight that stays in memory."""
@@ -167,10 +163,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
 
     `files`: Those of its checkpoint.
     """
-    if (libc := _glibc()) is not None:
-        # Else each thread of runs in step has a heap of its own, which keeps what it freed. As one
-        # of them works at a time, none waits for another.
-        libc.mallopt(_MOST_HEAPS, 1)
+    use_one_heap()
     watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
     paths = {unit: re.sub(r"\d+", "", path) for path, unit in model.named_modules()}
@@ -396,18 +389,6 @@ def _drop(unit: nn.Module) -> None:
     """Put the placeholders of the weights of a unit back, and give their memory back."""
     _drop_weights(unit)
     give_back()
-
-
-def give_back() -> None:
-    """Give memory that was freed back to the system."""
-    if (libc := _glibc()) is not None:
-        libc.malloc_trim(0)
-
-
-def _glibc() -> Any:
-    """Return the C library, if it is that of GNU."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if hasattr(libc, "malloc_trim") else None
 
 
 def _drop_weights(unit: nn.Module) -> None:
