@@ -50,7 +50,8 @@ def test_integers_in_the_graph_are_the_weights_of_the_module(name: str):
     (lowered,), _ = lower_all(export(subject), ["standard"])
     stored = lowered.model.graph.initializers
     graph = {name: value.const_value.numpy() for name, value in stored.items()}
-    names = [*subject.linears.rounded]
+    places = subject.linears.places.items()
+    names = [f"{path}.{name}" for path, of in places for _, name in of]
     assert len(names) == (2 if spec.packed_qkv else 4)
     with subject.linears.as_before():
         floats = [subject.module.get_parameter(name).detach().numpy() for name in names]

@@ -76,7 +76,7 @@ def test_shared_weights_stay_floating_and_the_users_module_as_it_was():
     rounded = subject.with_weights("int8")
     assert torch.equal(subject.module.first.weight, before)
     assert not torch.equal(rounded.module.first.weight, before)
-    assert [*rounded.linears.rounded] == ["first.weight"]
+    assert [*rounded.linears.places] == ["first"]
     right_graphs(rounded)
 
 

@@ -127,7 +127,7 @@ def test_a_module_that_rounds_within_is_said_to_be_far_from_its_truth(tmp_path: 
     subject = of(lambda f, x: f(x.to(torch.bfloat16).float()))
     report = build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed
-    assert any("from its float64 reference, more than its type explains" in n for n in report.notes)
+    assert any("from the float64 reference, more than its type explains" in n for n in report.notes)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

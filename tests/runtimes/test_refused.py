@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path):
 
 def test_without_onnx_runtime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    refused(RuntimeFailure, r"attn-export\[cpu\]", DecodeSession, bundle_of(GQA))
+    refused(RuntimeFailure, r"'\.\[cpu\]' in the clone", DecodeSession, bundle_of(GQA))
 
 
 # -- calls ------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_a_wrong_scale_fails(dialect: str, tmp_path: Path):
     done = run(kit, "node", "src/self_test.mjs")
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
-    assert any(re.search(r"output: relative error \S+ over .+, allowed", line) for line in failed)
+    assert any(re.search(r"output: relative error \S+ over .+, tolerance", line) for line in failed)
     assert f"{len(failed)} of " in done.stdout.splitlines()[-1]
 
 

@@ -270,7 +270,7 @@ def test_the_settings_of_a_generation_config_are_used_or_named(bundle, cli, sess
     said = {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.8, "num_beams": 4,
             "repetition_penalty": 1.3, "min_p": None, "typical_p": 1.0}  # fmt: skip
     (tmp_path / ENDS).write_text(json.dumps(said))
-    (folder / ENDS).write_bytes(files_of(tiny_decoder("mistral"), tmp_path)[ENDS])
+    (folder / ENDS).write_bytes(files_of(tiny_decoder("mistral"), tmp_path, 64)[ENDS])
     write_manifest(folder, manifest_content(folder))
     draws = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "repetition_penalty": 1.3}
     words = ("--ids", ",".join(map(str, IDS[0])), "--count", "9", "--seed", "3")
