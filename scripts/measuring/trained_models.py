@@ -63,7 +63,8 @@ def train(kind: str, folder: Path, seconds: float) -> Iterator[str]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = CONFIG_MAPPING[kind](**{**_SMALL, **KINDS[kind]})
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    models: Any = AutoModelForCausalLM
+    model = models.from_config(config, attn_implementation="sdpa").train()
     optimiser = torch.optim.AdamW(model.parameters(), _RATE, betas=(0.9, 0.95), weight_decay=0.1)
     text, held_out = texts()
     start, step, done = time.process_time(), 0, 0.0
