@@ -25,11 +25,11 @@ from attn_export.truth.operations import OperationMode, is_view, name_of
 # -- large weights in float64 runs ---------------------------------------------------------------
 
 LARGE = 2**22
-"""The largest number of elements of a weight that is copied in float64: 32 MiB. The results with
-shared weights are bitwise those of a copy, unless the module tests the types of its weights."""
+"""The largest number of elements of a weight that is copied in float64: 32 MiB. With shared weights
+that are widened whole, the results are bitwise those of a copy, unless the module tests types."""
 
-WHOLE = 2**23
-"""The largest number of elements that are widened at once: 64 MiB in float64. A product with a
+WHOLE = 2**22
+"""The largest number of elements that are widened at once: 32 MiB in float64. A product with a
 larger weight is computed by blocks of columns; its sums may differ by the rounding of float64."""
 
 _NARROWER = (torch.float32, *NARROW)
