@@ -14,6 +14,9 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 TEXTS = "text_inputs.json"
 """The file of a bundle that says how texts are cut and padded."""
 
+VECTOR = "sentence_embedding"
+"""The output of an encoder with the vector of a text, `[batch, size]`."""
+
 _Length = Annotated[float, Meta(gt=0)]  # some write 1e30 for none
 
 

@@ -112,9 +112,8 @@ INPUT = (
 GROUPS = {
     "Input": (
         "spec_file", "variant", "module", "model", "adapter", "all_logits", "layers", "max_len",
-        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "keep", "fit",
-        "rounding", "inputs", "seed",
-        "fields",
+        "text_only", "pool_kv_heads", "kv_dtype", "accuracy_level", "keep", "fit", "rounding",
+        "inputs", "seed", "fields",
     ),
     "Fields of the spec": _SPEC_FIELDS,
     "Graphs and runtimes": (
@@ -143,8 +142,7 @@ _OF_MODELS = frozenset({"cache", "dtype", "weights_dtype"})
 
 _ONLY_OF_MODELS = (
     "accuracy_level", "adapter", "all_logits", "fit", "inputs", "keep", "kv_dtype", "layers",
-    "max_len", "rounding",
-    "text_only",
+    "max_len", "rounding", "text_only",
 )  # fmt: skip
 """The options that only --model takes."""
 

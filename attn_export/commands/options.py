@@ -213,6 +213,8 @@ def run_options(*others: Option) -> _Decorator:
             runtimes = runtimes or tuple(table.runtimes)
             given["require"] = given["require"] or table.require
             given["budgets"] = given["budgets"] or table.budgets
+            if "baseline" in values and table.baseline:
+                values["baseline"] = values["baseline"] or Path(table.baseline)
             run = RunOptions.of(runtimes=runtimes, **given)
             return command(run=run, **values)
 

@@ -34,7 +34,6 @@ from attn_export.bundle.quality_vectors import claim_notes, quantised_parts, rea
 from attn_export.commands.attestation import attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
-from attn_export.configuration import read_configuration
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, choose, one_line, printable
 from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
@@ -95,8 +94,6 @@ def verify_command(
     last_failed = options.pop("last_failed")
     if last_failed is not None:
         options["cases"] = (*options["cases"], *_failed_in(last_failed))
-    if options["baseline"] is None and (baseline := read_configuration(Path.cwd()).baseline):
-        options["baseline"] = Path(baseline)
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()

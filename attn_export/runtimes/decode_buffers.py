@@ -22,6 +22,7 @@ from attn_export.runtimes.engines.ort_cpu import (
     value_on,
 )
 from attn_export.runtimes.engines.ort_cuda import CudaEngine, OrtCuda, cuda_session, no_cuda_device
+from attn_export.runtimes.protocol import Limits
 from attn_export.schema import GraphFile, Manifest
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype
@@ -130,17 +131,21 @@ class Caches:
 
 
 def load_session(graph: Path, threads: int | None, device: str) -> Any:
-    """Return an ONNX Runtime session whose threads spin between runs, as steps follow closely."""
+    """Return an ONNX Runtime session whose threads spin between runs, as steps follow closely.
+
+    `threads`: Their number; those above the number of cores would only wait. None for all cores.
+    """
+    threads = min(threads or 0, Limits.default().threads)
     try:
         onnxruntime = sdk()
     except ImportError as error:
         raise RuntimeFailure(missing_package("onnxruntime")) from error
-    options = session_options(threads or 0, graph, spin=True)
+    options = session_options(threads, graph, spin=True)
     try:
         if device == "cpu":
             return onnxruntime.InferenceSession(graph, options, providers=[CPU_PROVIDER])
         OrtCuda().prepare()
-        engine = CudaEngine(graph, *cuda_session(threads or 0, {}))
+        engine = CudaEngine(graph, *cuda_session(threads, {}))
     except Exception as error:
         raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
     if engine.objection():

@@ -19,6 +19,9 @@ _QUERY, IDS, LOGIT_INDEX, PAST_LENGTH = "query", "input_ids", "logit_index", "pa
 """The names of inputs: the new tokens of a layer and of a whole model, positions with logits, the
 number of cached tokens."""
 
+MASK = "attention_mask"
+"""The input with 0 where a token is padding, else 1, `[B, L]`."""
+
 HIDDEN, NEXT_HIDDEN = "hidden_states", "next_hidden_states"
 """The input of some layers of a model without the first, and the output of some without the last,
 `[B, L, E]`."""

@@ -28,6 +28,7 @@ from attn_export.runtimes.decode_buffers import (
 from attn_export.runtimes.decode_inputs import (
     HIDDEN,
     IDS,
+    MASK,
     MOST_KEYS,
     NEXT_HIDDEN,
     PAST_LENGTH,
@@ -39,12 +40,9 @@ from attn_export.runtimes.decode_inputs import (
     whole_numbers,
 )
 from attn_export.runtimes.decode_state import DecodeState
-from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict
-
-_MASK = "attention_mask"
 
 BLOCK = 128
 
@@ -86,9 +84,8 @@ class DecodeSession:
     ) -> None:
         check_device(device)
         block = whole_number("block", block, MOST_KEYS)
-        if threads is not None:  # they spin between runs: more than there are cores only wait
-            cores = Limits.default().threads
-            threads = min(whole_number("threads", threads, _MOST_THREADS), cores)
+        if threads is not None:
+            threads = whole_number("threads", threads, _MOST_THREADS)
         if not isinstance(bundle, str | Path):
             raise UsageError(f"bundle is a {type(bundle).__name__}; give the path of its folder")
         folder = Path(bundle)
@@ -151,9 +148,9 @@ class DecodeSession:
         if not isinstance(more, int) or more < 0:
             raise UsageError(f"more is {printable(str(more), 60)}; give a whole number from 0")
         name = self._state.tokens
-        mask = inputs.pop(_MASK, None) if name == IDS else None
+        mask = inputs.pop(MASK, None) if name == IDS else None
         if mask is not None and lengths is not None:
-            raise UsageError(f"{_MASK} and lengths say the same; give one of them")
+            raise UsageError(f"{MASK} and lengths say the same; give one of them")
         with self._alone():
             arrays = arrays_of({name: query, **inputs})
             counts = lengths_of(lengths, *arrays[name].shape[:2])

@@ -55,6 +55,7 @@ def embed_command(
     FILE has one text in each line; - or nothing is stdin. Texts of about one length run together.
     """
     from attn_export.parts.whole_models.embedding import Embedder, normalised
+    from attn_export.parts.whole_models.prompts import parse_ids
     from attn_export.report.progress import progress
 
     if bool(texts) + bool(ids) + (file != STDOUT) > 1:
@@ -70,7 +71,8 @@ def embed_command(
             bar.advance("embedding")
 
         if are_ids:
-            rows = embedder.of_ids([*map(_ids, lines)], (), batch_size, advance)
+            given = [parse_ids(line, "ids") for line in lines]
+            rows = embedder.of_ids(given, (), batch_size, advance)
         else:
             rows = embedder.of_texts([_text(x, pairs=pairs) for x in lines], batch_size, advance)
     rows = [*normalised(rows)] if normalize else rows
@@ -111,15 +113,6 @@ def _text(line: str, *, pairs: bool) -> tuple[str, ...]:
             f"--pairs: {printable(line, 60)!r} has {counted(len(parts) - 1, 'tab')}; give one"
         )
     return parts
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(
-            f"ids are token ids with commas, as in 1,2,3; got {printable(text, 60)!r}"
-        ) from error
 
 
 def _numbers(row: np.ndarray) -> object:

@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from attn_export.bundle.manifest import read_bundle
-from attn_export.bundle.text_inputs import read_text_inputs
+from attn_export.bundle.text_inputs import VECTOR, read_text_inputs
 from attn_export.errors import RuntimeFailure, UsageError, counted, one_line, printable
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.runtimes.decode_buffers import PREFERRED, load_session, select_graphs
-from attn_export.runtimes.decode_inputs import IDS, PAST_LENGTH, QUERY_LEN, check_ids
-from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.decode_inputs import IDS, MASK, PAST_LENGTH, QUERY_LEN, check_ids
 
-MASK, TYPES = "attention_mask", "token_type_ids"
+TYPES = "token_type_ids"
 
-_OUTPUTS = ("sentence_embedding", "logits", "pooler_output", "text_embeds")
+_OUTPUTS = (VECTOR, "logits", "pooler_output", "text_embeds")
 """The outputs to choose from, the first of these that there is."""
 
 _ALIKE = 0.75
@@ -64,7 +63,6 @@ class Embedder:
         self.output = (found or by_token or list(manifest.outputs))[0]
         self.is_by_token = self.output in by_token
         self._inputs, self._text = manifest.inputs, BundleText(folder)
-        threads = threads and min(threads, Limits.default().threads)
         self._session = load_session(folder / file.name, threads, "cpu")
 
     def of_texts(

@@ -19,12 +19,13 @@ from attn_export.errors import (
     printable,
 )
 from attn_export.parts.whole_models.generation import generate
+from attn_export.parts.whole_models.prompts import padded
 from attn_export.runtimes.decode_buffers import PREFERRED, load_session, select_graphs
-from attn_export.runtimes.decode_inputs import IDS, QUERY_LEN, check_ids
+from attn_export.runtimes.decode_inputs import IDS, MASK, QUERY_LEN, check_ids
 from attn_export.runtimes.decode_session import DecodeSession
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-_ENCODER, _DECODER, _MASK = "encoder", "decoder", "attention_mask"
+_ENCODER, _DECODER = "encoder", "decoder"
 
 Start = list[int] | np.ndarray
 """Token ids, or the features of a sound, `[mels, frames]`."""
@@ -80,15 +81,13 @@ class EncoderDecoder:
                 if [*each.shape] != shape:
                     raise UsageError(f"the features are {[*each.shape]}; the encoder takes {shape}")
             return {name: np.stack(sounds).astype(numpy_dtype(signature.dtype))}
-        prompts = [[*start] for start in starts]
-        lengths = np.array([[len(prompt)] for prompt in prompts])
-        longest = int(lengths.max())
+        ids, lengths = padded(starts)
+        longest = ids.shape[1]
         if self._most is not None and longest > self._most:
             raise UsageError(f"a prompt has {longest} tokens, and the encoder takes {self._most}")
-        ids = np.array([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
         check_ids(IDS, ids, self._vocabulary)
-        mask = (np.arange(longest) < lengths).astype(np.int64)
-        return {IDS: ids, **({_MASK: mask} if _MASK in self._inputs else {})}
+        mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+        return {IDS: ids, **({MASK: mask} if MASK in self._inputs else {})}
 
     def _encode(self, given: ArrayDict) -> ArrayDict:
         """Return what the decoder takes of the encoder: keys, values, and which are padding."""
@@ -98,7 +97,7 @@ class EncoderDecoder:
             found = self._encoder.run(self._outputs, given)
         except Exception as error:  # as ONNX Runtime raises them
             raise RuntimeFailure(f"ONNX Runtime fails in the encoder: {one_line(error)}") from error
-        mask = {f"encoder_{_MASK}": given[_MASK]} if _MASK in given else {}
+        mask = {f"encoder_{MASK}": given[MASK]} if MASK in given else {}
         return {**dict(zip(self._outputs, found, strict=True)), **mask}
 
     def _start(self, encoded: ArrayDict, rows: int) -> np.ndarray:

@@ -14,7 +14,13 @@ from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.parts.whole_models.encoder_decoder import EncoderDecoder, Start, decoder_of
 from attn_export.parts.whole_models.generated_text import harmless, json_line, rows_of, until
 from attn_export.parts.whole_models.generation import generate
-from attn_export.parts.whole_models.prompts import encoded, is_text, parse_ids, read_prompts
+from attn_export.parts.whole_models.prompts import (
+    encoded,
+    is_text,
+    padded,
+    parse_ids,
+    read_prompts,
+)
 from attn_export.parts.whole_models.sound import features_of
 from attn_export.report.progress import progress
 from attn_export.runtimes.decode_session import DecodeSession
@@ -120,11 +126,9 @@ class _Decoder:
         self, starts: Sequence[Start], count: int, **options: Any
     ) -> tuple[Sequence[Sequence[int]], Iterator[np.ndarray]]:
         """Return prompts and their next tokens; prompts are padded on the right."""
-        prompts = [[*start] for start in starts]
-        lengths = [len(prompt) for prompt in prompts]
-        ids = np.array([prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts])
+        ids, lengths = padded(starts)
         options = {**options, "lengths": lengths, "said": self._said}
-        return prompts, generate(self._session, ids, count, **options)
+        return [[*start] for start in starts], generate(self._session, ids, count, **options)
 
 
 def _draws(said: Generation, options: dict[str, Any], echo: Callable[..., None]) -> dict[str, Any]:

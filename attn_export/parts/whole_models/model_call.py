@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from attn_export.bundle.text_inputs import VECTOR
 from attn_export.errors import ExportError, printable
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
-from attn_export.parts.whole_models.sentence_model import VECTOR
 from attn_export.runtimes.decode_inputs import NEXT_HIDDEN
 
 Rounding = Callable[..., tuple[Tensor, ...]]

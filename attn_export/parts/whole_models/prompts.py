@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import Meta
 
 from attn_export.errors import UsageError, one_line, printable
@@ -50,14 +52,21 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def parse_ids(text: str) -> list[int]:
+def parse_ids(text: str, about: str = "--ids") -> list[int]:
     """Return the token ids of a text such as 1,2,3."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise UsageError(
-            f"--ids are token ids with commas, as in 1,2,3; got {printable(text, 60)!r}"
+            f"{about} are token ids with commas, as in 1,2,3; got {printable(text, 60)!r}"
         ) from error
+
+
+def padded(prompts: Sequence[Iterable[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return prompts as one array `[B, L]`, padded on the right, and their lengths `[B]`."""
+    rows = [[*prompt] for prompt in prompts]
+    lengths = [len(row) for row in rows]
+    return np.array([row + [0] * (max(lengths) - len(row)) for row in rows]), np.array(lengths)
 
 
 def is_text(prompt: Prompt) -> bool:

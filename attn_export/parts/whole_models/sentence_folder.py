@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
+from attn_export.bundle.text_inputs import VECTOR
 from attn_export.errors import WeightsError, one_line
 from attn_export.untrusted_files import checked, parse_json, read_text
 from attn_export.weights.source import CONFIG, listed, open_source, shown, stays_inside
@@ -25,8 +26,6 @@ MODULES = "modules.json"
 """The file that makes a folder one of sentence-transformers."""
 
 _ALONE = f"remove {MODULES} to take the transformer alone"
-
-_VECTOR = "sentence_embedding"
 
 _Text = Annotated[str, Meta(max_length=400)]
 _Width = Annotated[int, Meta(ge=1, le=2**20)]
@@ -89,7 +88,7 @@ class _LayerConfig(Struct, frozen=True):
     out_features: _Width = 1
     bias: bool = True
     activation_function: _Text | None = "torch.nn.modules.activation.Tanh"
-    module_input_name: _Text = _VECTOR
+    module_input_name: _Text = VECTOR
     module_output_name: _Text | None = None
     use_residual: bool = False
 
@@ -212,8 +211,8 @@ def _layer(folder: Path, kind: str) -> tuple[Path, _LayerConfig]:
             f"{_ALONE}"
         )
     ends = {config.module_input_name, config.module_output_name or config.module_input_name}
-    if ends != {_VECTOR} or config.use_residual:
-        what = "use_residual" if config.use_residual else listed(sorted(ends - {_VECTOR}))
+    if ends != {VECTOR} or config.use_residual:
+        what = "use_residual" if config.use_residual else listed(sorted(ends - {VECTOR}))
         raise WeightsError(f"{path}: {what} is not supported; {_ALONE}")
     return folder, config
 

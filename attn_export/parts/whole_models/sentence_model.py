@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-VECTOR = "sentence_embedding"
-"""The output with the vector of a text, `[B, V]`."""
+from attn_export.bundle.text_inputs import VECTOR
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     f"torch.nn.modules.{name}": getattr(nn, name.rpartition(".")[2])

@@ -17,7 +17,7 @@ from test_built_models import worst_error
 from torch.nn import functional as F
 
 from attn_export import Subject, build
-from attn_export.bundle.text_inputs import TextInputs, text_inputs_of
+from attn_export.bundle.text_inputs import VECTOR, TextInputs, text_inputs_of
 from attn_export.commands.main import run
 from attn_export.errors import UsageError, WeightsError
 from attn_export.explain.explanation import SearchWork
@@ -28,7 +28,7 @@ from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.loaded_model import load_model
 from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.parts.whole_models.sentence_folder import read_sentence_folder
-from attn_export.parts.whole_models.sentence_model import POOLINGS, VECTOR
+from attn_export.parts.whole_models.sentence_model import POOLINGS
 from attn_export.truth.float64_mode import widened_copy
 
 NORM = (("Normalize", {}),)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from attn_export.bundle.text_inputs import VECTOR
 from attn_export.cases.draw import (
     MAX_SIZE,
     TRACED_SIZES,
@@ -50,7 +51,6 @@ from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import limits_of
-from attn_export.parts.whole_models.sentence_model import VECTOR
 from attn_export.runtimes.decode_inputs import ENCODED
 
 _INNER = re.compile(r"loss|extract_features|\w*hidden_states?(?<!last_hidden_state)")

@@ -19,6 +19,7 @@ from transformers import masking_utils
 from transformers.activations import ACT2CLS, ACT2FN
 from transformers.cache_utils import DynamicLayer
 
+from attn_export.bundle.text_inputs import VECTOR
 from attn_export.parts.whole_models.faults.changed_configs import fields_of
 from attn_export.parts.whole_models.faults.changed_models import (
     Edit,
@@ -26,7 +27,7 @@ from attn_export.parts.whole_models.faults.changed_models import (
     by_place,
     changed,
 )
-from attn_export.parts.whole_models.sentence_model import POOLED, POOLINGS, VECTOR
+from attn_export.parts.whole_models.sentence_model import POOLED, POOLINGS
 
 # -- what modules compute -----------------------------------------------------------------------
 
