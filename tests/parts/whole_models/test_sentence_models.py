@@ -29,6 +29,7 @@ from attn_export.parts.whole_models.loaded_model import load_model
 from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.parts.whole_models.sentence_folder import read_sentence_folder
 from attn_export.parts.whole_models.sentence_model import POOLINGS
+from attn_export.quality import FLOATING
 from attn_export.truth.float64_mode import widened_copy
 
 NORM = (("Normalize", {}),)
@@ -117,6 +118,8 @@ def test_weights_of_an_encoder_are_integers_within_a_budget(tmp_path):
     assert all(0.99 < x.cosine < 1 for x in report.quality.outputs)
     nodes = [node.op_type for node in onnx.load(tmp_path / "out/model.onnx").graph.node]
     assert nodes.count("DequantizeLinear") == 2 * 4 + 1  # q, k and v are packed
+    kept = Subject.from_model(folder, weights_dtype="int8", keep="dense_2").kept
+    assert kept == {"dense_2.linear": FLOATING}
 
 
 TEXTS = ("a b c", "z", "A b c d e f g h i j k l m n", "", "c a")

@@ -100,6 +100,7 @@ class BuiltEncoder(Subject):
             in_float32=lambda: type(self)(*in_dtype(model, (), "float32")),
             budget=default_budget(weights.dtype) if weights else None,
             rounds_inputs=weights is not None and weights.rounds_inputs,
+            kept=weights.kept if weights else {},
         )  # fmt: skip
 
     def _parts(
