@@ -16,6 +16,7 @@ from typing import Any
 from attn_export.bundle.manifest import failed_folder
 from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.build.model import (
+    ModelKeywords,
     built_options,
     built_reference,
     subject_of_model,
@@ -41,6 +42,7 @@ from attn_export.parts.whole_models.loaded_model import (
     load_model,
 )
 from attn_export.parts.whole_models.lora_adapter import merge_adapter
+from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.parts.whole_models.weight_losses import WeightLosses, products_of
@@ -91,19 +93,21 @@ def compare_models(
     run = RunOptions.of(run)
     folder = Path(model) if isinstance(model, str | Path) else None
     exported = read_export(Path(graphs), layout, names)
-    if exported.layout is LAYOUTS[BUILT]:
-        of_build: dict[str, Any] = {
-            **built_options(exported.entries[0]), "text_only": True, "adapter": adapter,
-            "is_captured": False,
-        }  # fmt: skip
-        subject = functools.cache(lambda: subject_of_model(model, **of_build))
-        read = functools.partial(read_own, inputs, folder=folder)
-        return _compare_built(judge, subject, Path(graphs), exported.entries, run, output, read)
+    is_built = exported.layout is LAYOUTS[BUILT]
+    has_integers = any(quantised_operators(entry.path) for entry in exported.entries)
+    read = functools.partial(read_own, inputs, folder=folder)
+    of_build: dict[str, Any] = {"text_only": True, "is_captured": False}
+    of_build |= built_options(exported.entries[0]) if is_built else {}
+    if is_built and not has_integers:
+        if run.budgets:
+            why = f"a budget of {run.budgets[0]}: {graphs} is not quantised; leave it out"
+            raise UsageError(why)
+        subject = functools.cache(lambda: subject_of_model(model, **of_build, adapter=adapter))
+        return _compare_built(judge, subject, Path(graphs), exported, run, output, read)
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
-    has_integers = any(quantised_operators(entry.path) for entry in exported.entries)
     own, notes = load_model(model, is_changed=adapter is not None or has_integers)
-    given = read_own(inputs, exported.entries, own, folder)
+    given = read(exported.entries, own)
     notes = *notes, *own_notes(given)
     reports, phases = dict[str, Report](), list[str]()
     budgets = {entry.phase: run.budgets or _budgets_of(entry) for entry in exported.entries}
@@ -119,7 +123,8 @@ def compare_models(
     notes = *notes, *dict.fromkeys(note for _, told in models.values() for note in told)
     for entry in exported.entries:
         reference = functools.partial(
-            reference_of, promises=exported.layout.promises, own=given,
+            functools.partial(_reference_of_built, of_build, read) if is_built
+            else functools.partial(reference_of, promises=exported.layout.promises, own=given),
             reduce=functools.partial(reduce_evidence, most_bytes=most_bytes),
         )  # fmt: skip
         one = dataclasses.replace(run, budgets=budgets[entry.phase])
@@ -224,16 +229,36 @@ def _type_of(entry: Entry) -> str:
     return next((dtype for dtype in types if "float" in dtype), "float32")
 
 
+def _reference_of_built(
+    of_build: ModelKeywords, read: Callable[..., OwnInputs], model: Any, _: Entry, *,
+    reduce: Callable[[Path], tuple[str, ...]], of_float: Any = None,
+    budgets: tuple[Budget, ...] = (), is_float_model: bool = False,
+) -> Reference:  # fmt: skip
+    """Return the reference of a graph of our own with integers, as `reference_of` does of others.
+
+    `of_build`: The options that the graph was built with.
+    """
+    subject: Any = subject_of_model(model, **of_build)
+    reference = built_reference(subject, reduce, read)
+    if budgets:
+        exact: Any = subject_of_model(of_float, **of_build)
+        exact, judged = (each.own_oracle().subject for each in (exact, subject))
+        oracle = functools.cache(
+            functools.partial(ModelOracle, judged, module=exact.module, budgets=budgets)
+        )
+        reference = dataclasses.replace(reference, oracle=oracle)
+    return dataclasses.replace(reference, is_float_model=is_float_model or bool(budgets))
+
+
 def _compare_built(
-    judge: Judge, subject: Callable[[], Any], folder: Path, entries: Sequence[Entry],
+    judge: Judge, subject: Callable[[], Any], folder: Path, exported: ExportedModel,
     run: RunOptions, output: Path | str | None, read: Callable[..., OwnInputs],
 ) -> Report:  # fmt: skip
     """Judge graphs of our own, which take tokens by the lengths of pasts and have no masks.
 
     `read`: Reads the user's own inputs of graphs.
     """
-    if run.budgets:
-        raise UsageError(f"a budget of {run.budgets[0]}: {folder} is not quantised; leave it out")
+    entries = exported.entries
     reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(entries))
     reports = {
         entry.phase: _compare(
@@ -243,9 +268,7 @@ def _compare_built(
         for entry in entries
     }  # fmt: skip
     joined = Report.joined(folder.absolute().name, reports)
-    files = ", ".join(entry.path.name for entry in entries)
-    notes = Detail(f"layout: {BUILT} ({files})"), *joined.notes
-    return dataclasses.replace(joined, notes=notes)
+    return dataclasses.replace(joined, notes=(*_layout_notes(exported), *joined.notes))
 
 
 def _refuse_unmeasured(exported: ExportedModel, budgets: Sequence[Budget]) -> None:
@@ -320,7 +343,10 @@ def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:
     layers = {end.layer for entry in exported.entries for end in entry.having("present")}
     files = ", ".join(entry.path.name for entry in exported.entries)
     of = f"; {counted(len(layers), 'layer')}" if layers else ""
-    missing = [text for name, text in _NOT_PROMISED.items() if name not in exported.layout.promises]
+    promises = exported.layout.promises
+    missing = [text for name, text in _NOT_PROMISED.items() if name not in promises]
+    if exported.layout is LAYOUTS[BUILT]:
+        missing = []  # as documented: lengths take the place of masks
     notes: list[str] = [Detail(f"layout: {exported.layout.title} ({files}){of}")]
     if missing:
         notes.append(f"not supported by this layout, so not judged: {', '.join(missing)}")

@@ -199,7 +199,12 @@ def read_export(
         raise UsageError(f"unknown layout {printable(layout, 40)!r}; {choose(layout, LAYOUTS)}")
     files = [*_files_of(path)]
     if not files:
-        raise GraphError(f"{path} has no .onnx file")
+        if not (path / MANIFEST).is_file():
+            raise GraphError(f"{path} has no .onnx file")
+        raise GraphError(
+            "compare takes no graphs with fixed sizes or caches in another layout, and "
+            f"{path} has no others; build it with --dialect standard, too"
+        )
     if len(files) > _MOST_GRAPHS:
         raise GraphError(
             f"{path} has {len(files)} graphs; give a folder with at most {_MOST_GRAPHS}"

@@ -21,10 +21,12 @@ from attn_export import Subject, build, verify
 from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
 from attn_export.commands.bundle_graphs import lower_all
 from attn_export.commands.check import check
+from attn_export.commands.compare import compare_models
 from attn_export.errors import BundleError, ExportError, UsageError, WeightsError
 from attn_export.export.export import export
 from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
+from attn_export.runtimes.run_options import RunOptions
 
 NBITS = "MatMulNBits"
 
@@ -138,6 +140,21 @@ def test_faults_at_the_level_that_rounds_inputs_alone_are_found(tmp_path):
     with pytest.raises(BundleError, match=r"differs from model.ort.level1.onnx by more than acc"):
         verify(folder, **RUN)
     assert [finding.check for finding in check(wrong)] == ["accuracy_level"]
+
+
+def test_compare_judges_them_by_their_own_integers_and_by_the_float_model(tmp_path):
+    model, run = tiny_decoder("llama", num_hidden_layers=1), RunOptions.of(budgets=["sqnr>=6"])
+    bundle = shutil.copytree(rounding("int4"), tmp_path / "bundle")
+    report = compare_models(model, bundle, run)
+    assert report.passed
+    assert report.quality.causes
+    # All products with integers are right, and one is then scaled.
+    wrong = scaled(bundle / "model.ort.onnx", bundle / "wrong.onnx", 1.02)
+    report = compare_models(model, wrong, run)
+    assert {v.graph for v in report.failures} == {"wrong/wrong.onnx"}
+    assert not report.quality.missed
+    advice = compare_models(model, bundle, RunOptions.of(runtimes=["ort-cpu"])).explanations
+    assert "which the float model is not; --budget" in advice[0]
 
 
 @pytest.mark.parametrize("name", ["", "model.ort.level1.onnx", "model.ort.decode-level1.onnx"])
