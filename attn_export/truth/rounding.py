@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from attn_export.truth.float64_mode import ComputeInFloat64, is_large, product, widen
+from attn_export.truth.float64_mode import WHOLE, ComputeInFloat64, is_large, product, widen
 from attn_export.truth.operations import (
     CHOOSING,
     RANKING,
@@ -306,8 +307,56 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     # since adding them changes no partial sum.
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
+    if b.dim() == 2 and WHOLE < b.numel() <= _MOST_SQUARES and sizes.isfinite().all():
+        return _SQUARES.times(sizes, b), count.unsqueeze(-1)
     squares = sizes.square_()
     if b.dim() == 2:
         sums = product(squares, b, torch.square, lambda a, block, _: a @ block)
         return sums, count.unsqueeze(-1)
     return squares @ b.double().square(), count if b.dim() == 1 else count.unsqueeze(-1)
+
+
+class _Squares:
+    """Squares of large weights, each kept while the weight is in memory.
+
+    All cases are multiplied by a weight while it is there, and to square it takes longer than that.
+    The sums are sizes of errors, for which float32 is enough: a half of the memory and time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[StorageWeakRef, Tensor, Tensor]] = {}
+
+    def times(self, sizes: Tensor, weight: Tensor) -> Tensor:
+        """Return the product of the squares of finite sizes `[M, K]` and of a weight `[K, N]`."""
+        squares, largest = self._of(weight)
+        # Divided by the largest, so that squares are in the range of float32.
+        most = sizes.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float64).tiny)
+        sums = (sizes / most).square_().float() @ squares
+        return sums.double().mul_(largest.square()).mul_(most.square())
+
+    def _of(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the squares of a weight divided by its largest, and that."""
+        # A weak reference keeps the address of a storage from being used again.
+        self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
+        storage = weight.untyped_storage()
+        version = 0 if weight.is_inference() else weight._version
+        place = weight.storage_offset(), weight.shape, weight.stride(), weight.dtype
+        key = storage._cdata, version, place
+        if key not in self._kept:
+            while (
+                sum(s.numel() for _, s, _ in self._kept.values()) + weight.numel() > _MOST_SQUARES
+            ):
+                del self._kept[next(iter(self._kept))]
+            largest = torch.stack(torch.aminmax(weight)).double().abs().amax()
+            squares = torch.empty_like(weight, dtype=torch.float32)
+            step = max(WHOLE // weight.shape[0], 1)
+            for block, columns in zip(squares.split(step, 1), weight.split(step, 1), strict=True):
+                block.copy_((columns.double() / largest.clamp(min=1e-300)).square_())
+            self._kept[key] = StorageWeakRef(storage), squares, largest
+        return self._kept[key][1:]
+
+
+_MOST_SQUARES = 2**26
+"""The most squares that are kept: 256 MiB."""
+
+_SQUARES = _Squares()

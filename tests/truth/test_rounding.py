@@ -66,6 +66,29 @@ def test_terms_added_to_a_large_one_round_as_often():
     assert 0.8 < spread(torch.matmul, a, b) / error < 3.5
 
 
+@pytest.mark.parametrize("size", [1e-60, 1.0, 1e60])
+def test_a_product_with_a_large_weight_rounds_as_its_halves_do(size):
+    x, weight = drawn(4, 2100), drawn(2100, 2100).astype(float) * size  # squares beyond float32
+
+    def halves(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.cat([x @ half for half in weight.chunk(2, 1)], 1)
+
+    assert spread(torch.matmul, x, weight) == pytest.approx(spread(halves, x, weight), rel=0.02)
+
+
+def test_squares_of_a_weight_that_changes_are_taken_anew():
+    x, weight = (torch.from_numpy(drawn(*shape)).double() for shape in ((1, 2100), (2100, 2100)))
+
+    def error() -> float:
+        exact = x @ weight
+        with RandomRounding(EPS, EPS, 0):
+            return float((x @ weight - exact).norm() / weight.norm())
+
+    before = error()
+    weight.mul_(1000.0)
+    assert error() == pytest.approx(before, rel=1e-3)
+
+
 def test_a_sum_with_a_mask_of_bools_rounds_as_any_sum():
     x = np.abs(drawn(64, 64))
     error = spread(lambda x: x + (x > 1), x)
