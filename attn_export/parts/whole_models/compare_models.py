@@ -16,7 +16,6 @@ from typing import Any
 from attn_export.bundle.manifest import failed_folder
 from attn_export.errors import GraphError, UsageError, counted
 from attn_export.parts.whole_models.build.model import (
-    ModelKeywords,
     built_options,
     built_reference,
     subject_of_model,
@@ -230,7 +229,7 @@ def _type_of(entry: Entry) -> str:
 
 
 def _reference_of_built(
-    of_build: ModelKeywords, read: Callable[..., OwnInputs], model: Any, _: Entry, *,
+    of_build: Mapping[str, Any], read: Callable[..., OwnInputs], model: Any, _: Entry, *,
     reduce: Callable[[Path], tuple[str, ...]], of_float: Any = None,
     budgets: tuple[Budget, ...] = (), is_float_model: bool = False,
 ) -> Reference:  # fmt: skip
