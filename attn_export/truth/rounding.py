@@ -11,7 +11,7 @@ implementation, which adds the terms of sums one by one: no order of additions h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -307,7 +307,7 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     # since adding them changes no partial sum.
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
-    if b.dim() == 2 and WHOLE < b.numel() <= _MOST_SQUARES and sizes.isfinite().all():
+    if b.dim() == 2 and b.numel() > WHOLE and sizes.isfinite().all():
         return _SQUARES.times(sizes, b), count.unsqueeze(-1)
     squares = sizes.square_()
     if b.dim() == 2:
@@ -324,18 +324,19 @@ class _Squares:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[StorageWeakRef, Tensor, Tensor]] = {}
+        self._kept: dict[Any, tuple[StorageWeakRef, Tensor, list[Tensor]]] = {}
 
     def times(self, sizes: Tensor, weight: Tensor) -> Tensor:
         """Return the product of the squares of finite sizes `[M, K]` and of a weight `[K, N]`."""
-        squares, largest = self._of(weight)
+        largest, kept = self._of(weight)
         # Divided by the largest, so that squares are in the range of float32.
         most = sizes.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float64).tiny)
-        sums = (sizes / most).square_().float() @ squares
+        squares = (sizes / most).square_().float()
+        sums = torch.cat([squares @ block for block in kept or _squared(weight, largest)], -1)
         return sums.double().mul_(largest.square()).mul_(most.square())
 
-    def _of(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the squares of a weight divided by its largest, and that."""
+    def _of(self, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the largest size in a weight, and its squares; [] if it is too large to keep."""
         # A weak reference keeps the address of a storage from being used again.
         self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
         storage = weight.untyped_storage()
@@ -343,17 +344,28 @@ class _Squares:
         place = weight.storage_offset(), weight.shape, weight.stride(), weight.dtype
         key = storage._cdata, version, place
         if key not in self._kept:
+            left = _MOST_SQUARES - weight.numel()
             while (
-                sum(s.numel() for _, s, _ in self._kept.values()) + weight.numel() > _MOST_SQUARES
+                self._kept and sum(b.numel() for _, _, x in self._kept.values() for b in x) > left
             ):
                 del self._kept[next(iter(self._kept))]
             largest = torch.stack(torch.aminmax(weight)).double().abs().amax()
-            squares = torch.empty_like(weight, dtype=torch.float32)
-            step = max(WHOLE // weight.shape[0], 1)
-            for block, columns in zip(squares.split(step, 1), weight.split(step, 1), strict=True):
-                block.copy_((columns.double() / largest.clamp(min=1e-300)).square_())
-            self._kept[key] = StorageWeakRef(storage), squares, largest
+            squares = [torch.empty_like(weight, dtype=torch.float32)] if left >= 0 else []
+            for whole in squares:
+                for columns, block in zip(_blocks(whole), _squared(weight, largest), strict=True):
+                    columns.copy_(block)
+            self._kept[key] = StorageWeakRef(storage), largest, squares
         return self._kept[key][1:]
+
+
+def _squared(weight: Tensor, largest: Tensor) -> Iterator[Tensor]:
+    """Return the squares of blocks of columns, divided by the largest, in float32."""
+    by = largest.clamp(min=torch.finfo(torch.float64).tiny)
+    return ((columns.double() / by).square_().float() for columns in _blocks(weight))
+
+
+def _blocks(weight: Tensor) -> Sequence[Tensor]:
+    return weight.split(max(WHOLE // weight.shape[0], 1), 1)
 
 
 _MOST_SQUARES = 2**26
