@@ -365,7 +365,8 @@ def _squared(weight: Tensor, largest: Tensor) -> Iterator[Tensor]:
 
 
 def _blocks(weight: Tensor) -> Sequence[Tensor]:
-    return weight.split(max(WHOLE // weight.shape[0], 1), 1)
+    step = max(WHOLE // weight.shape[0], 1)
+    return [weight[:, start : start + step] for start in range(0, weight.shape[1], step)]
 
 
 _MOST_SQUARES = 2**26
