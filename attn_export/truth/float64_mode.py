@@ -9,7 +9,7 @@ reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,27 +51,11 @@ def widened_copy(module: nn.Module) -> nn.Module:
     return copy
 
 
-def product(
-    a: Tensor, b: Tensor, change: Callable[[Tensor], Tensor], multiply: Callable[..., Tensor]
-) -> Tensor:
-    """Return a product with a large matrix, of which a block of columns is widened at a time.
-
-    `a`: `[M, K]`, float64.
-    `b`: `[K, N]`, of any floating type.
-    `change`: A function of a block of columns in float64.
-
-    Returns:
-        The product, float64 `[M, N]`.
-    """
-    if b.numel() <= WHOLE:
-        return multiply(a, change(b.double()), slice(None))
-    rows, columns = b.shape
+def column_blocks(weight: Tensor) -> Iterator[slice]:
+    """Yield the blocks of columns of a matrix that are widened at a time."""
+    rows, columns = weight.shape
     step = max(WHOLE // rows, 1)
-    result = a.new_empty(*a.shape[:-1], columns)
-    for start in range(0, columns, step):
-        block = slice(start, start + step)
-        result[..., block] = multiply(a, change(b[:, block].double()), block)
-    return result
+    return (slice(start, start + step) for start in range(0, columns, step))
 
 
 # -- float64 truth of modules that use float32 internally ---------------------------------------
@@ -148,13 +132,12 @@ def widen(value: Any) -> Any:
 def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
     """Return the result of `mm(a, b)` or `addmm(bias, a, b)` with a large `b`."""
     *bias, a = map(widen, args[:-1])
-
-    def multiply(a: Tensor, b: Tensor, block: slice) -> Tensor:
+    weight = args[-1]
+    result: Tensor = a.new_empty(*a.shape[:-1], weight.shape[1])
+    for block in column_blocks(weight):
         bias_block = (x[..., block] if x.shape[-1] > 1 else x for x in bias)
-        result: Tensor = func(*bias_block, a, b, **options)
-        return result
-
-    return product(a, args[-1], lambda b: b, multiply)
+        result[..., block] = func(*bias_block, a, weight[:, block].double(), **options)
+    return result
 
 
 def _grouped_product(

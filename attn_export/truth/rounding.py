@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from attn_export.truth.float64_mode import WHOLE, ComputeInFloat64, is_large, product, widen
+from attn_export.truth.float64_mode import (
+    WHOLE,
+    ComputeInFloat64,
+    column_blocks,
+    is_large,
+    widen,
+)
 from attn_export.truth.operations import (
     CHOOSING,
     RANKING,
@@ -307,13 +313,9 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     # since adding them changes no partial sum.
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
-    if b.dim() == 2 and b.numel() > WHOLE and sizes.isfinite().all():
-        return _SQUARES.times(sizes, b), count.unsqueeze(-1)
-    squares = sizes.square_()
-    if b.dim() == 2:
-        sums = product(squares, b, torch.square, lambda a, block, _: a @ block)
-        return sums, count.unsqueeze(-1)
-    return squares @ b.double().square(), count if b.dim() == 1 else count.unsqueeze(-1)
+    is_large_weight = b.dim() == 2 and b.numel() > WHOLE
+    sums = _SQUARES.times(sizes, b) if is_large_weight else sizes.square_() @ b.double().square()
+    return sums, count if b.dim() == 1 else count.unsqueeze(-1)
 
 
 class _Squares:
@@ -327,7 +329,7 @@ class _Squares:
         self._kept: dict[Any, tuple[StorageWeakRef, Tensor, list[Tensor]]] = {}
 
     def times(self, sizes: Tensor, weight: Tensor) -> Tensor:
-        """Return the product of the squares of finite sizes `[M, K]` and of a weight `[K, N]`."""
+        """Return the product of the squares of sizes `[M, K]` and of a weight `[K, N]`."""
         largest, kept = self._of(weight)
         # Divided by the largest, so that squares are in the range of float32.
         most = sizes.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float64).tiny)
@@ -346,27 +348,26 @@ class _Squares:
         if key not in self._kept:
             left = _MOST_SQUARES - weight.numel()
             while (
-                self._kept and sum(b.numel() for _, _, x in self._kept.values() for b in x) > left
+                self._kept
+                and sum(x.numel() for *_, kept in self._kept.values() for x in kept) > left
             ):
                 del self._kept[next(iter(self._kept))]
             largest = torch.stack(torch.aminmax(weight)).double().abs().amax()
             squares = [torch.empty_like(weight, dtype=torch.float32)] if left >= 0 else []
             for whole in squares:
-                for columns, block in zip(_blocks(whole), _squared(weight, largest), strict=True):
-                    columns.copy_(block)
+                for block, squared in zip(
+                    column_blocks(weight), _squared(weight, largest), strict=True
+                ):
+                    whole[:, block] = squared
             self._kept[key] = StorageWeakRef(storage), largest, squares
         return self._kept[key][1:]
 
 
 def _squared(weight: Tensor, largest: Tensor) -> Iterator[Tensor]:
-    """Return the squares of blocks of columns, divided by the largest, in float32."""
+    """Yield the squares of blocks of columns, divided by the largest, in float32."""
     by = largest.clamp(min=torch.finfo(torch.float64).tiny)
-    return ((columns.double() / by).square_().float() for columns in _blocks(weight))
-
-
-def _blocks(weight: Tensor) -> Sequence[Tensor]:
-    step = max(WHOLE // weight.shape[0], 1)
-    return [weight[:, start : start + step] for start in range(0, weight.shape[1], step)]
+    for block in column_blocks(weight):
+        yield (weight[:, block].double() / by).square_().float()
 
 
 _MOST_SQUARES = 2**26

@@ -148,10 +148,10 @@ def test_no_more_than_one_block_is_widened_at_once(monkeypatch):
     a, b = torch.ones(2, 100, dtype=torch.float64), torch.ones(100, 35)
     seen: list[int] = []
 
-    def multiply(a: Tensor, b: Tensor, _: slice) -> Tensor:
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
         seen.append(b.numel())
         return a @ b
 
-    found = float64_mode.product(a, b, lambda part: part, multiply)
+    found = float64_mode._product(multiply, (a, b), {})
     assert seen == [1000, 1000, 1000, 500]
     torch.testing.assert_close(found, a @ b.double(), rtol=0, atol=0)
