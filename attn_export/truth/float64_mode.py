@@ -58,6 +58,11 @@ def column_blocks(weight: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, columns, step))
 
 
+def widened_block(weight: Tensor, block: slice) -> Tensor:
+    """Return a copy in float64 of columns of a matrix."""
+    return weight[:, block].to(torch.float64, copy=True)
+
+
 # -- float64 truth of modules that use float32 internally ---------------------------------------
 
 
@@ -136,7 +141,7 @@ def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tens
     result: Tensor = a.new_empty(*a.shape[:-1], weight.shape[1])
     for block in column_blocks(weight):
         bias_block = (x[..., block] if x.shape[-1] > 1 else x for x in bias)
-        result[..., block] = func(*bias_block, a, weight[:, block].double(), **options)
+        result[..., block] = func(*bias_block, a, widened_block(weight, block), **options)
     return result
 
 

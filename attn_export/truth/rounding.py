@@ -11,7 +11,7 @@ implementation, which adds the terms of sums one by one: no order of additions h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from attn_export.truth.float64_mode import (
     column_blocks,
     is_large,
     widen,
+    widened_block,
 )
 from attn_export.truth.operations import (
     CHOOSING,
@@ -313,8 +314,14 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     # since adding them changes no partial sum.
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
-    is_large_weight = b.dim() == 2 and b.numel() > WHOLE
-    sums = _SQUARES.times(sizes, b) if is_large_weight else sizes.square_() @ b.double().square()
+    if b.dim() != 2 or b.numel() <= WHOLE:
+        sums = sizes.square_() @ b.double().square()
+    elif b.numel() <= _MOST_SQUARES:
+        sums = _SQUARES.times(sizes, b)
+    else:
+        squares = sizes.square_()
+        blocks = (widened_block(b, block).square_() for block in column_blocks(b))
+        sums = torch.cat([squares @ block for block in blocks], -1)
     return sums, count if b.dim() == 1 else count.unsqueeze(-1)
 
 
@@ -326,19 +333,18 @@ class _Squares:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[StorageWeakRef, Tensor, list[Tensor]]] = {}
+        self._kept: dict[Any, tuple[StorageWeakRef, Tensor, Tensor]] = {}
 
     def times(self, sizes: Tensor, weight: Tensor) -> Tensor:
         """Return the product of the squares of sizes `[M, K]` and of a weight `[K, N]`."""
-        largest, kept = self._of(weight)
+        largest, squares = self._of(weight)
         # Divided by the largest, so that squares are in the range of float32.
         most = sizes.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float64).tiny)
-        squares = (sizes / most).square_().float()
-        sums = torch.cat([squares @ block for block in kept or _squared(weight, largest)], -1)
+        sums = (sizes / most).square_().float() @ squares
         return sums.double().mul_(largest.square()).mul_(most.square())
 
-    def _of(self, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the largest size in a weight, and its squares; [] if it is too large to keep."""
+    def _of(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest size in a weight, and the squares of the weight divided by it."""
         # A weak reference keeps the address of a storage from being used again.
         self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
         storage = weight.untyped_storage()
@@ -347,27 +353,15 @@ class _Squares:
         key = storage._cdata, version, place
         if key not in self._kept:
             left = _MOST_SQUARES - weight.numel()
-            while (
-                self._kept
-                and sum(x.numel() for *_, kept in self._kept.values() for x in kept) > left
-            ):
+            while sum(squares.numel() for *_, squares in self._kept.values()) > left:
                 del self._kept[next(iter(self._kept))]
-            largest = torch.stack(torch.aminmax(weight)).double().abs().amax()
-            squares = [torch.empty_like(weight, dtype=torch.float32)] if left >= 0 else []
-            for whole in squares:
-                for block, squared in zip(
-                    column_blocks(weight), _squared(weight, largest), strict=True
-                ):
-                    whole[:, block] = squared
+            largest = torch.linalg.vector_norm(weight, math.inf).double()
+            by = largest.clamp(min=torch.finfo(torch.float64).tiny)
+            squares = torch.empty_like(weight, dtype=torch.float32)
+            for block in column_blocks(weight):
+                squares[:, block] = widened_block(weight, block).div_(by).square_()
             self._kept[key] = StorageWeakRef(storage), largest, squares
         return self._kept[key][1:]
-
-
-def _squared(weight: Tensor, largest: Tensor) -> Iterator[Tensor]:
-    """Yield the squares of blocks of columns, divided by the largest, in float32."""
-    by = largest.clamp(min=torch.finfo(torch.float64).tiny)
-    for block in column_blocks(weight):
-        yield (weight[:, block].double() / by).square_().float()
 
 
 _MOST_SQUARES = 2**26
