@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.system_info import environment
+from attn_export.parts.benchmarks.bench import machine
 
 
 def let_children_import() -> None:
@@ -20,28 +20,32 @@ def let_children_import() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
 
 
-def made_on(machine: Mapping[str, Any]) -> str:
-    """Describe the machine and the versions of a measurement in one line.
-
-    Args:
-        machine: The environment of a `BenchReport`.
-    """
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+def made_on(facts: Mapping[str, Any]) -> str:
+    """Describe the machine and the versions of a measurement in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}; {versions}"
+        f"{facts['processor']}, {facts['cores']} cores, {facts['system']}, "
+        f"Python {facts['python']}; {versions}"
     )
 
 
-def made_by(machine: Mapping[str, Any] | None = None) -> str:
-    """Return the line that each page of results has: command, commit, date, machine, versions.
+def write_page(path: Path, text: str, facts: Mapping[str, Any] | None = None) -> None:
+    """Write a page of results, with the line below its title that says how it was made.
 
     Args:
-        machine: The environment of a measurement that is not of this moment.
+        path: The page.
+        text: Its text, which begins with its title.
+        facts: The environment of the measurement; default: this machine's.
     """
-    machine = machine or environment()
+    title, rest = text.split("\n", 1)
+    path.write_text(f"{title}\n\n{made_by(facts)}\n{rest}", encoding="utf-8")
+
+
+def made_by(facts: Mapping[str, Any] | None = None) -> str:
+    """Return the line of a page: command, commit, date, machine and versions."""
+    facts = facts or machine()
     command = shlex.join([f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    return f"`{command}`, commit {commit()}, {machine['date'].split()[0]}: {made_on(machine)}"
+    return f"`{command}`, commit {commit()}, {facts['date'].split()[0]}: {made_on(facts)}."
 
 
 def commit() -> str:
