@@ -44,6 +44,15 @@ def test_every_program_is_linted_and_its_types_are_checked(list_of_files: str):
     assert not missing
 
 
+def test_results_makes_every_page_and_each_page_names_its_commit():
+    results = load("results")
+    pages = {page.name for page in results.RESULTS.iterdir() if page.suffix != ".json"}
+    assert {page for page in pages if results.commit_of(page) == "unknown"} == set()
+    assert pages == results.PAGES.keys()
+    scripts = {each.split()[0] for _, each in results.PAGES.values()}
+    assert scripts <= {path.name for path in PROGRAMS}
+
+
 def test_gpu_check_without_a_gpu_says_why_it_did_not_run():
     if not no_cuda_device():
         pytest.fail("this test describes machines without a GPU")

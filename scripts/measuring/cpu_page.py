@@ -45,14 +45,13 @@ def read_cells(path: Path, versions: Mapping[str, str]) -> dict[str, Cells]:
     return models
 
 
-def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, made_on: str) -> str:
+def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str) -> str:
     """Return the table, with the reasons for all cells that are not green.
 
     Args:
         models: Cells by model.
         left_out: Models that were not run.
         when: The date.
-        made_on: Description of the last machine and the versions.
     """
     runtimes = list(dict.fromkeys(name for cells in models.values() for name in cells))
     reasons = [
@@ -67,10 +66,7 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
             "# Every model on other processors",
             "",
             "The worst error of any output in any case, as a share of the tolerance: the",
-            "`standard` graph in ONNX Runtime, on a host and on emulated processors. Written by",
-            "`scripts/matrix --cpu all`.",
-            "",
-            f"Last on {made_on}.",
+            "`standard` graph in ONNX Runtime, on a host and on emulated processors.",
             "",
             *(f"- Host {host}: {', '.join(names)}" for host, names in _hosts(models).items()),
             "",

@@ -16,12 +16,9 @@ def cuda_page(results: Mapping[str, Any]) -> str:
     Args:
         results: The results of `scripts/gpu_check`: card, environment, parity, kernels, times.
     """
-    versions = results["environment"]["versions"]
-    made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines = [
         "# ort-cuda against torch", "",
-        f"{results['card']}; TF32 off on both sides; {made_with}.",
-        "Written by `scripts/gpu_check`.",
+        f"{results['card']}; TF32 off on both sides.",
         *_parity(results["parity"]),
         *_kernels(results["kernels"]),
         *_times(results["times"], _OF_LAYERS),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from attn_export.parts.benchmarks.bench import machine
 
 
 def let_children_import() -> None:
@@ -15,14 +20,42 @@ def let_children_import() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
 
 
-def made_on(machine: Mapping[str, Any]) -> str:
-    """Describe the machine and the versions of a measurement in one line.
+def made_on(facts: Mapping[str, Any]) -> str:
+    """Describe the machine and the versions of a measurement in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"{facts['processor']}, {facts['cores']} cores, {facts['system']}, "
+        f"Python {facts['python']}; {versions}"
+    )
+
+
+def write_page(path: Path, text: str, facts: Mapping[str, Any] | None = None) -> None:
+    """Write a page of results, with the line below its title that says how it was made.
 
     Args:
-        machine: The environment of a `BenchReport`.
+        path: The page.
+        text: Its text, which begins with its title.
+        facts: The environment of the measurement; default: this machine's.
     """
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}; {versions}"
+    title, rest = text.split("\n", 1)
+    path.write_text(f"{title}\n\n{made_by(facts)}\n{rest}", encoding="utf-8")
+
+
+def made_by(facts: Mapping[str, Any] | None = None) -> str:
+    """Return the line of a page: command, commit, date, machine and versions."""
+    facts = facts or machine()
+    command = shlex.join([f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    return f"`{command}`, commit {commit()}, {facts['date'].split()[0]}: {made_on(facts)}."
+
+
+def commit() -> str:
+    """Return the short commit of this checkout, with "+" where files beside results differ."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)docs/results"
     )
+    return f"{git('rev-parse', '--short=8', 'HEAD') or 'unknown'}{'+' if changed else ''}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attn_export.report.data import finite
 from attn_export.report.tables import UNMEASURED, MatrixCell, markdown_table, matrix, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import all_names
-from measuring.environment import made_on
 
 
 @dataclasses.dataclass
@@ -52,16 +51,13 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
     return "\n".join([*lines, "", f"{len(reports)} models, {when}. `scripts/matrix` repeats it."])
 
 
-def matrix_page(
-    reports: Sequence[Report], left_out: Iterable[str], when: str, machine: Mapping[str, Any]
-) -> str:
+def matrix_page(reports: Sequence[Report], left_out: Iterable[str], when: str) -> str:
     """Return the matrix, with the reasons for all cells that are not green.
 
     Args:
         reports: The report of each model.
         left_out: Models that were not built.
         when: The date.
-        machine: The environment of the run.
     """
     sums, _, _ = _sums(reports)
     reasons: dict[tuple[str, str, str], list[str]] = {}
@@ -79,9 +75,7 @@ def matrix_page(
             "# Every runtime with every graph",
             "",
             "The worst error of any output in any case, as a share of the tolerance, and in how",
-            "many of the models that have the graph. Written by `scripts/matrix`.",
-            "",
-            made_on(machine) + ".",
+            "many of the models that have the graph.",
             "",
             matrix_block(reports, when),
             "",

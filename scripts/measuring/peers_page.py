@@ -9,7 +9,6 @@ from attn_export.parts.benchmarks.bench_terminal import in_ms, three_digits
 from attn_export.parts.benchmarks.measurements import BenchReport, WorkloadResult
 from attn_export.parts.benchmarks.peers import PEERS
 from attn_export.report.tables import UNMEASURED, in_mib, markdown_table
-from measuring.environment import made_on
 from measuring.goals import MEMORY, ROOF, Goal, Workload
 
 OURS = "ours"
@@ -18,23 +17,19 @@ DIALECT_LIMIT = 0.05
 Seconds = Mapping[str, float]
 
 
-def peers_page(
-    report: BenchReport, workloads: Sequence[Workload], dialect: Seconds, command: str
-) -> str:
+def peers_page(report: BenchReport, workloads: Sequence[Workload], dialect: Seconds) -> str:
     """Return the page as Markdown.
 
     Args:
         report: The report, with a result of the same name for each workload.
         workloads: The workloads with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
-        command: The command that ran.
     """
     lines = [
         "# Against the peers",
         "",
         f"{report.threads} threads, float32, H 16, D 64; medians of {report.rounds} interleaved "
-        f"rounds. {made_on(report.environment)}. Written by `{command}`; every figure is in "
-        "[peers.json](peers.json). What the columns mean: "
+        "rounds; every figure is in [peers.json](peers.json). What the columns mean: "
         "[performance.md](../performance.md).",
     ]
     results = {result.name: result for result in report.workloads}

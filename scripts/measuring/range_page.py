@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-import onnx
-import torch
-import transformers
-
 Outcomes = Sequence[Any]
 
 
-def range_page(outcomes: Outcomes, seed: int, old: str) -> tuple[str, bool]:
+def range_page(outcomes: Outcomes, old: str) -> tuple[str, bool]:
     """Return the page, and whether the goals are met.
 
     `old`: The page as it is, of which the part on peers stays.
@@ -49,11 +44,9 @@ def range_page(outcomes: Outcomes, seed: int, old: str) -> tuple[str, bool]:
          ", ".join(x.findings)[:160] or "none", _missing(x)]
         for x in outcomes if _missing(x)
     ]  # fmt: skip
-    versions = ", ".join(f"{x.__name__} {x.__version__}" for x in (transformers, torch, onnx))
     lines = [
         "# Planted overflows and underflows", "",
-        f"{datetime.date.today()}, {versions}; `.venv/bin/python scripts/value_range_faults --seed "
-        f"{seed} --write`: {len(plants)} plants in {len({x.model for x in plants})} models, "
+        f"{len(plants)} plants in {len({x.model for x in plants})} models, "
         "exported by transformers with written-out attention, random weights and 128 channels, and "
         f"{len(fits)} graphs that fit float16: unplanted ones, and ones with plants too small. An "
         "evaluation of the script's own (the operators of `onnx.reference` in float64, each result "

@@ -81,6 +81,7 @@ def run(line: str, folder: Path) -> str:
         start = {
             "scripts/attn-export": [*module, "attn_export"],
             "pytest": [*module, "pytest"],
+            ".venv/bin/python": [sys.executable],
             "model_signing": [*module, "model_signing"],
             "openssl": ["openssl"],
             "cmake": ["cmake"],

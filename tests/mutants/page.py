@@ -70,7 +70,7 @@ def _share(results: Sequence[Tried]) -> float:
     return sum(1 for tried in faults if tried.fate == "caught") / len(faults) if faults else 1.0
 
 
-def page(results: Sequence[Tried], seed: int) -> str:
+def page(results: Sequence[Tried]) -> str:
     """Return docs/results/mutants.md."""
     table, _ = summary(results)
     missed = [tried for tried in results if tried.fate == "missed" and tried.is_fault]
@@ -83,14 +83,14 @@ def page(results: Sequence[Tried], seed: int) -> str:
     return "\n".join([
         "# Mutants",
         "",
-        "`scripts/mutants` plants faults into the graphs of small bundles, in every dialect. A "
+        "Faults are planted into the graphs of small bundles, in every dialect. A "
         "mutant is a fault where its outputs in float64 are further from the reference than the "
         "tolerance, on inputs of its own: other numbers, sizes up to twice those of the test "
         "cases, louder values. It is caught where a test case fails in ONNX Runtime on the "
         "CPU. Mutants that ONNX Runtime refuses, or that crash it, are counted apart. The last "
         "column has those that are caught though the inputs of their own show nothing.",
         "",
-        f"{len(results)} mutants, seed {seed}.",
+        f"{len(results)} mutants.",
         "",
         table,
         "",

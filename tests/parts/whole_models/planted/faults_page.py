@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import defaultdict
 from collections.abc import Sequence
 
-import onnxruntime
-import torch
-import transformers
 from planted.judging import CASES, LEAST_CONFIG, LEAST_GRAPH, Drawn
 
 GOALS = {"caught": 0.99, "layer": 0.95, "cause": 0.85}
 """The least share of the faults."""
 
 
-def faults_page(drawn: Sequence[Drawn], none: Sequence[str], seed: int) -> tuple[str, bool]:
+def faults_page(drawn: Sequence[Drawn], none: Sequence[str]) -> tuple[str, bool]:
     """Return the page, and whether the goals are met.
 
     `none`: The kinds for which no place was found.
@@ -23,9 +19,6 @@ def faults_page(drawn: Sequence[Drawn], none: Sequence[str], seed: int) -> tuple
     count = len(drawn) or 1
     shares = {name: sum(getattr(x, name) for x in drawn) / count for name in GOALS}
     met = all(shares[name] >= goal for name, goal in GOALS.items())
-    versions = ", ".join(
-        f"{x.__name__} {x.__version__}" for x in (transformers, onnxruntime, torch)
-    )
     kinds: dict[str, list[Drawn]] = defaultdict(list)
     for one in drawn:
         kinds[one.kind].append(one)
@@ -44,7 +37,6 @@ def faults_page(drawn: Sequence[Drawn], none: Sequence[str], seed: int) -> tuple
     ]  # fmt: skip
     lines = [
         "# Planted faults in whole models", "",
-        f"{datetime.date.today()}, {versions}; `scripts/whole_model_faults --seed {seed}`: "
         f"{len(drawn)} faults of {len(kinds)} kinds in {len({x.graph for x in drawn})} graphs. The "
         "kinds and the draw know nothing of the tables of faults; the accepted words were fixed "
         f"before this seed. A fault moves an output by {LEAST_CONFIG:g} in "
