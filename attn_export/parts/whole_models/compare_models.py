@@ -10,6 +10,7 @@ import functools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from attn_export.parts.whole_models.integer_weights import (
     rounded_block,
     rounds_inputs,
     strict_judgement,
+    with_float_products,
 )
 from attn_export.parts.whole_models.loaded_model import (
     in_dtype,
@@ -235,16 +237,23 @@ def _compare_built(
     if run.budgets:
         raise UsageError(f"a budget of {run.budgets[0]}: {folder} is not quantised; leave it out")
     reduce = functools.partial(reduce_if_large, most_bytes=MOST_BYTES // len(entries))
-    reports = {
-        entry.phase: _compare(
-            judge, lambda: built_reference(subject(), reduce, read), entry.path, run,
-            Path(output) / entry.phase if output else None,
-        )
-        for entry in entries
-    }  # fmt: skip
+    reports, told = dict[str, Report](), list[str]()
+    for entry in entries:
+        rounds, place = rounds_inputs(entry.path), Path(output) / entry.phase if output else None
+        with with_float_products(entry.path) if rounds else nullcontext(entry.path) as path:
+            report = _compare(
+                judge, lambda: built_reference(subject(), reduce, read), path, run, place
+            )
+        reports[entry.phase] = report
+        if rounds:
+            reports[entry.phase] = dataclasses.replace(report, model=entry.path)
+            told.append(
+                f"{entry.phase}: judged in a copy of the graph with accuracy_level 1; verify of "
+                "its bundle judges how kernels round inputs of products"
+            )
     joined = Report.joined(folder.absolute().name, reports)
     files = ", ".join(entry.path.name for entry in entries)
-    notes = Detail(f"layout: {BUILT} ({files})"), *joined.notes
+    notes = Detail(f"layout: {BUILT} ({files})"), *told, *joined.notes
     return dataclasses.replace(joined, notes=notes)
 
 
