@@ -34,7 +34,7 @@ TENSORS: Final = {
     PLAIN: ("weight", "weight_scale", "weight_zero_point", "weight_g_idx"),
     FLOAT8: ("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale"),
 }  # fmt: skip
-"""The tensors that a layer may have, by format; by the type of the first one a layer is known.
+"""The tensors that a layer may have, by format; by the first one, or its type, a layer is known.
 
 The scales of float8 have one of two names; those of inputs are not used.
 """

@@ -73,8 +73,8 @@ class Product:
         """Round the input to 8 bits in blocks of its last axis, as kernels do."""
         if self.order is None:
             return _round_in_blocks(x, self.block)
-        rounded = torch.empty_like(x)
-        rounded[..., self.order] = _round_in_blocks(x[..., self.order], self.block)
+        rounded, order = torch.empty_like(x), torch.from_numpy(self.order)
+        rounded[..., order] = _round_in_blocks(x[..., order], self.block)
         return rounded
 
     def multiply(self, x: Tensor, bias: Tensor | None, *, rounds_input: bool) -> Tensor:
