@@ -44,6 +44,9 @@ _PIECE = 2**24
 _SEARCHED = 2**20
 """The same if scales are searched, in arrays that fit into a cache."""
 
+FLOAT8 = "float8e4m3fn"
+"""Floating numbers of 8 bits, as checkpoints may hold. Nothing is rounded to them."""
+
 RANGES = {"int4": (-7, 7), "uint4": (0, 15), "int8": (-127, 127), "uint8": (0, 255)}
 """The smallest and largest integer by dtype. Signed ranges are symmetric, without the lowest
 integer of the dtype, which a search may take."""
@@ -75,7 +78,7 @@ class QuantisedWeight:
     """The quantised weight of a linear layer, in blocks of input channels that share a scale.
 
     Attributes:
-        integers: `[in, out]`, int8 or uint8.
+        integers: `[in, out]`, int8 or uint8; `FLOAT8` if that is the dtype.
         scales: `[in / block, out]`, float32.
         zero_points: `[in / block, out]`, of the dtype of `integers`; None if all are 0.
         is_blocked: Whether there are blocks; else one scale for all input channels.
@@ -98,7 +101,7 @@ class QuantisedWeight:
     @property
     def bits(self) -> int:
         """The size of an integer."""
-        return 8 if self.dtype.endswith("8") else 4
+        return 4 if self.dtype.endswith("4") else 8
 
     @property
     def stored_bytes(self) -> int:
@@ -108,7 +111,9 @@ class QuantisedWeight:
 
     @property
     def product_block(self) -> int | None:
-        """The block of `product_block`."""
+        """The block of `product_block`; None of float8."""
+        if self.dtype == FLOAT8:
+            return None
         shared = self.block if self.is_blocked else 0
         return product_block(len(self.integers), shared, self.bits)
 

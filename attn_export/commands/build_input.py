@@ -77,8 +77,8 @@ INPUT = (
     ),
     option(
         "--accuracy-level", type=int, metavar="4|1",
-        help="With --model and --weights-dtype: whether products in the ort dialect round their "
-        "inputs to 8 bits (4) or not (1).  [default: 4]",
+        help="With --model and weights of integers: whether products in the ort dialect round "
+        "their inputs to 8 bits (4) or not (1).  [default: 4]",
     ),
     option(
         "--keep", metavar="NAME,…",

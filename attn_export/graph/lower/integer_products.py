@@ -5,8 +5,9 @@ Products with weights of 4 bits become MatMulNBits, which unpacks while it multi
 `[out, blocks, bytes]`, unsigned, two integers of 4 bits in a byte, the first in the lower half.
 
 For 8 bits MatMulNBits takes 15 times as long as a product in float32, unless it rounds its inputs,
-and ONNX Runtime converts DequantizeLinear to it. If they are not rounded, such weights are
-dequantised by Cast, Sub and Mul instead, which ONNX Runtime folds when a session is made.
+and ONNX Runtime converts DequantizeLinear to it. If they are not rounded, such weights, as those of
+float8, are dequantised by Cast, Sub and Mul instead, which ONNX Runtime folds when a session is
+made.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from attn_export.graph.ir_helpers import add_initializer, add_lazy, nodes_of, op
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT
 from attn_export.quantiser import (
+    FLOAT8,
     FLOAT32_PRODUCTS,
     RANGES,
     join_nibbles,
@@ -40,7 +42,7 @@ def multiply_integers(model: ir.Model, *, packs_bytes: bool = False) -> None:
         readers = [use.node for use in node.outputs[0].uses()]
         if weight is None or not all(_is_product_with(reader, node) for reader in readers):
             continue
-        if weight.bits == 8 and not packs_bytes:
+        if weight.dtype == FLOAT8 or (weight.bits == 8 and not packs_bytes):
             _dequantise_in_float32(model, node, weight)
             continue
         packed = _pack_weight(model, str(node.inputs[0].name if node.inputs[0] else ""), weight)
@@ -74,7 +76,7 @@ class _Weight:
     @property
     def bits(self) -> int:
         """The size of an integer."""
-        return 8 if self.dtype.endswith("8") else 4
+        return 4 if self.dtype.endswith("4") else 8
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,7 +127,7 @@ def _read(node: ir.Node) -> _Weight | None:
     dtype, is_float = integers.dtype.name.lower(), scales.dtype == ir.DataType.FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
     if (
-        dtype not in RANGES
+        dtype not in (*RANGES, FLOAT8)
         or not is_float
         or axis != (0 if blocked else 1)
         or len(scales.shape) == 0

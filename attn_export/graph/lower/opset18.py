@@ -196,8 +196,8 @@ DECOMPOSED: dict[str, Callable[[Builder, ir.Node], ir.Value]] = {
 
 OPSET, _IR_VERSION = 18, 8
 
-_FOUR_BITS = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
-"""Types that DequantizeLinear supports from opset 21 on."""
+_LATER_TYPES = frozenset({ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.FLOAT8E4M3FN})
+"""Types that DequantizeLinear supports from opset 19 or 21 on."""
 
 ONLY_TYPES_ADDED = frozenset({
     "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Constant",
@@ -222,7 +222,7 @@ def _rounds_down(node: ir.Node) -> bool:
 def _is_per_axis(node: ir.Node) -> bool:
     later = any(node.attributes.get_int(name, 0) for name in ("block_size", "output_dtype"))
     ends = (*node.inputs, *node.outputs)
-    return not later and not any(end is not None and end.dtype in _FOUR_BITS for end in ends)
+    return not later and not any(end is not None and end.dtype in _LATER_TYPES for end in ends)
 
 
 SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
@@ -236,7 +236,7 @@ SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
 }
 """Operators with attributes added after 18: the condition under which they mean the same."""
 
-_LACKS = {"DequantizeLinear": "has neither blocks nor integers of 4 bits"}
+_LACKS = {"DequantizeLinear": "has neither blocks nor numbers of 4 bits nor float8"}
 """Descriptions of the difference for error messages, by operator."""
 
 _NEW_ATTRIBUTES = frozenset(

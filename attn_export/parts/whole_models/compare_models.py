@@ -150,8 +150,9 @@ def _judge_entry(
     """
     place = Path(output) / entry.phase if output is not None else None
     strict, told, changed = _compare_strictly(
-        judge, loaded, entry, reference, run, place, of_integers=integers_of(own) is not None
-    )
+        judge, loaded, entry, reference, run, place, of_integers=integers_of(own) is not None,
+        is_built=entry.producer == BUILT,
+    )  # fmt: skip
     reports = {} if strict is None else {entry.phase: strict}
     phases = [*([] if strict is None else [_phase_note(entry, strict)]), *told]
     if run.budgets:
@@ -296,11 +297,12 @@ def _compare(
 
 def _compare_strictly(
     judge: Judge, model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
-    output: Path | None, *, of_integers: bool,
+    output: Path | None, *, of_integers: bool, is_built: bool,
 ) -> tuple[Report | None, Sequence[str], Any]:  # fmt: skip
     """Judge a graph by the usual rule; one that is quantised by the model of its own integers.
 
     `of_integers`: Whether the model has the integers of its checkpoint, which graphs must have too.
+    `is_built`: Whether `build` wrote the graph, so that `verify` judges how its kernels round.
 
     Returns:
         The report; None if a budget must do, as notes say. The model with the graph's integers, if
@@ -314,7 +316,7 @@ def _compare_strictly(
     if not operators or (of_integers and not rounds_inputs(entry.path)):
         read = functools.partial(reference, model, entry)
         return _compare(judge, read, entry.path, plain, output), (), None
-    if not run.budgets:
+    if not run.budgets and not (of_integers and is_built):
         read = functools.partial(reference, model, entry, is_float_model=True)
         report = _compare(judge, read, entry.path, plain, output)
         advice = (

@@ -1,6 +1,6 @@
-"""Checkpoints whose linear layers hold integers: read as they are, and never rounded again.
+"""Checkpoints whose linear layers hold integers, or float8, which are never rounded again.
 
-A model of such a checkpoint has the weights that the integers stand for. `integer_formats` reads
+A model of such a checkpoint has the weights that these stand for. `integer_formats` reads
 each layer.
 """
 
@@ -19,12 +19,13 @@ from attn_export.parts.whole_models.integer_formats import (
     PACKED,
     PLAIN,
     TENSORS,
+    WEIGHT_TYPES,
     IntegerFormat,
     LayerKind,
     check_layer,
     read_weight,
 )
-from attn_export.quantiser import QuantisedWeight
+from attn_export.quantiser import FLOAT8, QuantisedWeight
 from attn_export.weights.source import Stored, TensorSource, listed, read_json, shown
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _BY_TRANSFORMERS: Final = (
     "load it with AutoModelForCausalLM.from_pretrained, call its dequantize(), and give the folder "
     "that save_pretrained writes"
 )
-_ADVICE: Final = dict.fromkeys(("bitsandbytes", "fp8", "mxfp4", "hqq", "quanto"), _BY_TRANSFORMERS)
+_ADVICE: Final = dict.fromkeys(("bitsandbytes", "mxfp4", "hqq", "quanto"), _BY_TRANSFORMERS)
 
 
 def integer_format(path: Path) -> IntegerFormat | None:
@@ -104,38 +105,65 @@ def _of_compressed(config: Mapping[str, Any]) -> IntegerFormat:
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ValueError("config_groups names no weights")
-    kinds = dict[LayerKind, None]()
-    stored = {config.get("format")}
-    for group in groups.values():
-        kinds[_of_group(group)] = None
-        stored |= {group.get("format")}
-    stored.discard(None)
-    if len(stored) > 1:
-        raise ValueError(f"it has several formats ({', '.join(sorted(map(repr, stored)))})")
-    (name,) = stored or {None}
-    _refuse_unknown("format", name, ("pack-quantized", "int-quantized"))
+    if not all(isinstance(group, dict) for group in groups.values()):
+        raise ValueError("config_groups holds no object for each group")
+    named = [x.get("format") for x in (config, *groups.values())]
+    stored = [name for name in named if name is not None] or [None]
+    for name in stored:
+        _refuse_unknown("format", name, tuple(_STORED))
+    if len(set(stored)) > 1:
+        raise ValueError(f"it has several formats ({', '.join(sorted(set(map(str, stored))))})")
+    of = _STORED[str(stored[0])]
+    activations = ("input_activations", "output_activations")
+    rounds_inputs = any(group.get(x) for group in groups.values() for x in activations)
+    if rounds_inputs and of != FLOAT8:
+        raise ValueError("it rounds inputs of layers as well, which stay in float here")
+    kinds = {_of_group(group, is_float=of == FLOAT8): None for group in groups.values()}
     for key in ("kv_cache_scheme", "transform_config"):
         if config.get(key):
             raise ValueError(f"{key} changes more than weights")
     sparse = config.get("sparsity_config")
     if isinstance(sparse, dict):
         _refuse_unknown("sparsity_config", sparse.get("format", "dense"), ("dense",))
-    return IntegerFormat(PACKED if name == "pack-quantized" else PLAIN, tuple(kinds))
+    return IntegerFormat(of, tuple(kinds), rounds_inputs=rounds_inputs)
 
 
-def _of_group(group: Any) -> LayerKind:
+_STORED: Final = {"pack-quantized": PACKED, "int-quantized": PLAIN, "float-quantized": FLOAT8}
+"""The formats of compressed-tensors."""
+
+
+def _of_group(group: Mapping[str, Any], *, is_float: bool) -> LayerKind:
     """Return what a group of a config of compressed-tensors says of layers."""
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict) or weights.get("type", "int") != "int":
-        raise ValueError("config_groups has weights that are no integers")
-    if group.get("input_activations") or group.get("output_activations"):
-        raise ValueError("it rounds inputs of layers as well, which stay in float here")
+    weights, wanted = group.get("weights"), "float" if is_float else "int"
+    if not isinstance(weights, dict) or weights.get("type", "int") != wanted:
+        raise ValueError(f"config_groups has weights that are no {wanted}, as its format says")
     strategy = weights.get("strategy") or "group"
+    if is_float:
+        _refuse_unknown("num_bits", weights.get("num_bits"), (8,))
+        _refuse_unknown("strategy", strategy, ("tensor", "channel", "block"))
+        if strategy == "block":
+            return _of_blocks("block_structure", weights)
+        return LayerKind(8, 0, outputs=int(strategy == "channel"))
     _refuse_unknown("strategy", strategy, ("group", "channel", "tensor"))
     needs = [] if weights.get("symmetric", True) else ["weight_zero_point"]
     needs += ["weight_g_idx"] if weights.get("actorder") == "group" else []
     size = weights.get("group_size") if strategy == "group" else -1
     return _kind({**weights, "group_size": size}, "num_bits", "group_size", needs)
+
+
+def _of_fp8(config: Mapping[str, Any]) -> IntegerFormat:
+    _refuse_unknown("fmt", config.get("fmt", "e4m3"), ("e4m3",))
+    has_blocks = config.get("weight_block_size") is not None
+    kind = _of_blocks("weight_block_size", config) if has_blocks else LayerKind(8, 0, outputs=0)
+    return IntegerFormat(FLOAT8, (kind,), rounds_inputs=True)
+
+
+def _of_blocks(name: str, config: Mapping[str, Any]) -> LayerKind:
+    """Return how layers of float8 are stored whose scales are those of blocks `[out, in]`."""
+    sizes = config.get(name)
+    if not isinstance(sizes, list) or [type(x) for x in sizes] != [int, int] or min(sizes) < 1:
+        raise ValueError(f"{name} is two sizes, as [128, 128]; got {shown(repr(sizes))}")
+    return LayerKind(8, sizes[1], outputs=sizes[0])
 
 
 def _refuse_unknown(name: str, value: object, known: tuple[object, ...]) -> None:
@@ -144,7 +172,9 @@ def _refuse_unknown(name: str, value: object, known: tuple[object, ...]) -> None
         raise ValueError(f"{name} {shown(repr(value))} is not read (known: {told})")
 
 
-_READERS: Final = {"gptq": _of_gptq, "awq": _of_awq, "compressed-tensors": _of_compressed}
+_READERS: Final = {
+    "gptq": _of_gptq, "awq": _of_awq, "compressed-tensors": _of_compressed, "fp8": _of_fp8,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -244,14 +274,17 @@ class IntegerSource(TensorSource):
                     f"layer of its own; {_AGAIN}"
                 )
             found[own] = weight
-        kinds = dict.fromkeys(
-            str(LayerKind(8 if x.dtype.endswith("8") else 4, x.block if x.is_blocked else 0))
-            for x in self.weights.values()
-        )
+        kinds: Iterable[LayerKind] = self.of.kinds
+        if self.of.name != FLOAT8:
+            read = self.weights.values()
+            kinds = {LayerKind(x.bits, x.block if x.is_blocked else 0): None for x in read}
         note = (
-            f"{counted(len(self.weights), 'weight')} are the integers of the checkpoint "
-            f"({self.of.name}: {', '.join(kinds)}), not rounded again"
+            f"{counted(len(self.weights), 'weight')} are the "
+            f"{'numbers' if self.of.name == FLOAT8 else 'integers'} of the checkpoint "
+            f"({self.of.name}: {', '.join(map(str, kinds))}), not rounded again"
         )
+        if self.of.rounds_inputs:
+            note += "; inputs of their products, which its config rounds to float8, stay float32"
         if left:
             note += f"; dequantised in graphs, as the model joins them: {listed(sorted(left))}"
         _KEPT[model] = ModelIntegers(found, note)
@@ -286,13 +319,17 @@ def integers_of(model: nn.Module) -> ModelIntegers | None:
 
 def with_integers(source: TensorSource, of: IntegerFormat) -> IntegerSource:
     """Return a checkpoint in which layers of integers have weights."""
-    mark = "weight_scale" if of.name == PLAIN else TENSORS[of.name][0]
-    layers = frozenset(
-        name.removesuffix(f".{mark}") for name in source.files if name.endswith(f".{mark}")
-    )
+    mark, dtype = TENSORS[of.name][0], WEIGHT_TYPES.get(of.name)
+    marked = [name for name in source.files if name.endswith(f".{mark}")]
+    if dtype:  # floating weights have the same name
+        types, scales = source.describe(marked), tuple(f".{x}" for x in TENSORS[of.name][1:3])
+        marked = [name for name in marked if types[name].dtype == dtype]
+        marked += [name for name in source.files if name.endswith(scales)]
+    layers = frozenset(name.rpartition(".")[0] for name in marked)
     if not layers:
         raise WeightsError(
-            f"{source.path} holds no {mark}, and its config says {of.name}; {_AGAIN}"
+            f"{source.path} holds no {mark}{f' of {dtype}' if dtype else ''}, and its config says "
+            f"{of.name}; {_AGAIN}"
         )
     parts = {f"{layer}.{part}" for layer in layers for part in TENSORS[of.name]}
     files = {name: file for name, file in source.files.items() if name not in parts}

@@ -1,7 +1,8 @@
-"""Linear layers whose weights are integers in a checkpoint, as their formats store them.
+"""Linear layers whose weights are integers or float8 in a checkpoint, as their formats store them.
 
-The formats are GPTQ, AWQ ("gemm") and compressed-tensors ("pack-quantized", and "int-quantized"
-with inputs in float). Shapes and types are checked before a tensor is read.
+The formats are GPTQ, AWQ ("gemm"), compressed-tensors ("pack-quantized", "int-quantized" with
+inputs in float, and "float-quantized") and "fp8". Shapes and types are checked before a tensor is
+read.
 
 Legend: out and in, the features of a layer; groups, the blocks of inputs that share a scale.
 """
@@ -9,12 +10,13 @@ Legend: out and in, the features of a layer; groups, the blocks of inputs that s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from attn_export.quantiser import QuantisedWeight
+from attn_export.quantiser import FLOAT8, QuantisedWeight
 from attn_export.weights.source import Stored
 
 if TYPE_CHECKING:
@@ -30,18 +32,28 @@ TENSORS: Final = {
         "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
     ),
     PLAIN: ("weight", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    FLOAT8: ("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale"),
 }  # fmt: skip
-"""The tensors that a layer may have, by format; by the first one a layer is known."""
+"""The tensors that a layer may have, by format; by the first one, or its type, a layer is known.
 
-_OPTIONAL: Final = {"g_idx", "weight_zero_point", "weight_g_idx"}
+The scales of float8 have one of two names; those of inputs are not used.
+"""
+
+_OPTIONAL: Final = {
+    "g_idx", "weight_zero_point", "weight_g_idx", *TENSORS[FLOAT8][1:],
+}  # fmt: skip
 """Tensors that a layer may lack, unless its `LayerKind` needs them."""
 
 _WORDS, _INDICES, _FLOATS = ("I32",), ("I32", "I64"), ("F32", "F16", "BF16")
 _TYPES: Final = {
     "qweight": _WORDS, "qzeros": _WORDS, "scales": _FLOATS, "g_idx": _INDICES,
-    "weight_packed": _WORDS, "weight": ("I8",), "weight_scale": _FLOATS,
+    "weight_packed": _WORDS, "weight_scale": _FLOATS,
+    **dict.fromkeys(TENSORS[FLOAT8][2:], _FLOATS),
     "weight_zero_point": ("I32", "I8"), "weight_shape": _INDICES, "weight_g_idx": _INDICES,
 }  # fmt: skip
+
+WEIGHT_TYPES: Final = {PLAIN: "I8", FLOAT8: "F8_E4M3"}
+"""The type of the tensor ``weight`` of layers, in formats that have one."""
 
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position in a word of each of 8 neighbouring outputs, in AWQ."""
@@ -57,15 +69,25 @@ class LayerKind:
         bits: The bits of an integer.
         group: The inputs that share a scale; 0 for all of an output.
         needs: Tensors that layers must have, beside those that all have.
+        outputs: The outputs that share a scale; 0 for all.
     """
 
     bits: int
     group: int
     needs: frozenset[str] = frozenset()
+    outputs: int = 1
 
     def __str__(self) -> str:
         """Return it in words."""
+        if self.outputs != 1:
+            blocks = f"in blocks of {self.outputs} by {self.group}"
+            return f"{self.bits} bits {blocks if self.outputs else 'with one scale'}"
         return f"{self.bits} bits {f'in groups of {self.group}' if self.group else 'by output'}"
+
+    def scales_of(self, shape: Iterable[int]) -> tuple[int, ...]:
+        """Return the shape of the scales of a weight `[out, in]`."""
+        blocks = zip(shape, (self.outputs, self.group), strict=True)
+        return tuple(-(-size // (block or size)) for size, block in blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +98,13 @@ class IntegerFormat:
         name: One of `TENSORS`.
         kinds: How its layers may be stored.
         adds_one: Whether zero points are stored minus 1, as in the first version of GPTQ.
+        rounds_inputs: Whether the config rounds the inputs of layers as well.
     """
 
     name: str
     kinds: tuple[LayerKind, ...]
     adds_one: bool = False
+    rounds_inputs: bool = False
 
 
 def check_layer(
@@ -97,8 +121,11 @@ def check_layer(
     if missing:
         raise ValueError(f"{missing[0]} is missing")
     for part, tensor in stored.items():
-        if tensor.dtype not in _TYPES[part]:
-            raise ValueError(f"{part} is {tensor.dtype}, not {' or '.join(_TYPES[part])}")
+        types = (WEIGHT_TYPES[of.name],) if part == "weight" else _TYPES[part]
+        if tensor.dtype not in types:
+            raise ValueError(f"{part} is {tensor.dtype}, not {' or '.join(types)}")
+    if of.name == FLOAT8:
+        return _float8_kind(of, {part: x.shape for part, x in stored.items()})[1]
     shapes = {part: tensor.shape for part, tensor in stored.items()}
     try:
         bits, (out, inputs), groups, expected = _expected(of, stored, weight_shape)
@@ -164,12 +191,53 @@ def _expected(
     }  # fmt: skip
 
 
+def _float8_kind(
+    of: IntegerFormat, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[LayerKind, tuple[int, int], str]:
+    """Return how a layer of float8 is stored, its `[out, in]`, and the name of its scales."""
+    shape, names = shapes["weight"], [x for x in TENSORS[FLOAT8][1:3] if x in shapes]
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"weight is {list(shape)}, not [out, in]")
+    if len(names) != 1:
+        raise ValueError(f"{' and '.join(names)} are there" if names else "weight_scale is missing")
+    scales = shapes[names[0]]
+    for kind in of.kinds:
+        if [x for x in kind.scales_of(shape) if x > 1] == [x for x in scales if x != 1]:
+            return kind, (shape[0], shape[1]), names[0]
+    wanted = " or ".join(f"{list(kind.scales_of(shape))}" for kind in of.kinds)
+    raise ValueError(f"{names[0]} is {list(scales)}, expected {wanted}")
+
+
+def _float8(of: IntegerFormat, parts: Mapping[str, Tensor]) -> QuantisedWeight:
+    """Read a layer of float8, whose scales are those of blocks of outputs and inputs."""
+    import ml_dtypes
+    import torch
+
+    shapes = {part: tuple(x.shape) for part, x in parts.items()}
+    kind, (out, inputs), name = _float8_kind(of, shapes)
+    numbers = parts["weight"].view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    scales = _scales(parts[name]).reshape(kind.scales_of((out, inputs)))
+    if np.isnan(numbers).any():
+        raise ValueError("a weight is NaN")
+    if not (np.isfinite(scales) & (scales > 0)).all():
+        raise ValueError("a scale is NaN, infinite, 0 or negative")
+    group = min(kind.group or inputs, inputs)
+    step = math.gcd(group, inputs)  # the last block may be smaller
+    blocks, outputs = np.arange(0, inputs, step) // group, np.arange(out) // (kind.outputs or out)
+    by_block = np.ascontiguousarray(scales.T[np.ix_(blocks, outputs)])
+    return QuantisedWeight(
+        FLOAT8, np.ascontiguousarray(numbers.T), by_block, None, is_blocked=len(by_block) > 1
+    )
+
+
 def read_weight(of: IntegerFormat, parts: Mapping[str, Tensor]) -> QuantisedWeight:
     """Return the weight of a layer that `check_layer` passed.
 
     Raises:
         ValueError: What is wrong with its numbers.
     """
+    if of.name == FLOAT8:
+        return _float8(of, parts)
     if of.name in (PACKED, PLAIN):
         return _compressed(of, parts)
     words, zeros = _array(parts["qweight"]), _array(parts["qzeros"])
@@ -223,6 +291,10 @@ def _weight(
         raise ValueError(f"a zero point is none of {bits} bits")
     order = None if groups is None else _order(groups.numpy().astype(np.int64), len(scales))
     rows, points = integers if order is None else integers[order], None
+    if not scales.all():
+        apart = rows.reshape(len(scales), -1, rows.shape[1]) != zeros[:, None]
+        if (apart & (scales == 0)[:, None]).any():
+            raise ValueError("a scale is 0, and its integers are not")
     middle = 2 ** (bits - 1)
     name = f"int{bits}" if (zeros == middle).all() else f"uint{bits}"
     if name.startswith("int"):

@@ -253,7 +253,7 @@ def _piece(parameter: _Parameter, side: int, rows: Tensor, left: Tensor, at: int
 
 _EXACTLY = (
     ", in a copy of the graph with accuracy_level 1: its kernels may round inputs of products, "
-    "which the budget judges"
+    "which a budget, or verify of a bundle, judges"
 )
 
 

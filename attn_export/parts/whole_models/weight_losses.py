@@ -22,6 +22,7 @@ from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, lay
 from attn_export.quality import Loss, Quality
 from attn_export.quantiser import BLOCK_LARGEST
 from attn_export.results import Arrays
+from attn_export.tensorfile import Array
 
 DEAREST = 4
 """The number of layers of which each projection is measured."""
@@ -58,6 +59,7 @@ class Product:
         shape: The numbers of outputs and inputs.
         block: The inputs that are rounded to 8 bits together, where they are; 0 for none.
         stored_bytes: The bytes of its integers and scales, if they are known.
+        order: That of the inputs whose blocks are rounded; None for their own.
     """
 
     path: str
@@ -65,11 +67,20 @@ class Product:
     shape: tuple[int, int]
     block: int
     stored_bytes: int = 0
+    order: Array | None = None
+
+    def round_input(self, x: Tensor) -> Tensor:
+        """Round the input to 8 bits in blocks of its last axis, as kernels do."""
+        if self.order is None:
+            return _round_in_blocks(x, self.block)
+        rounded, order = torch.empty_like(x), torch.from_numpy(self.order)
+        rounded[..., order] = _round_in_blocks(x[..., order], self.block)
+        return rounded
 
     def multiply(self, x: Tensor, bias: Tensor | None, *, rounds_input: bool) -> Tensor:
         """Return the product with the rounded weight, and with the input rounded if wanted."""
         if rounds_input and self.block:
-            x = round_in_blocks(x, self.block)
+            x = self.round_input(x)
         outputs, inputs = self.shape
         step = max(_PIECE // inputs, 1)
         pieces = (slice(at, at + step) for at in range(0, outputs, step))
@@ -77,8 +88,7 @@ class Product:
         return result if bias is None else result + bias
 
 
-def round_in_blocks(x: Tensor, block: int) -> Tensor:
-    """Round the input of a product to 8 bits in blocks of its last axis, as kernels do."""
+def _round_in_blocks(x: Tensor, block: int) -> Tensor:
     blocks: Tensor = x.unflatten(-1, (-1, block))
     largest = blocks.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest / BLOCK_LARGEST, 1.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,23 @@ AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output of 8 whose integer is at each place of a word, from the lowest."""
 
 
+FLOAT8 = [
+    (1 - byte // 128 * 2) * math.ldexp(byte % 8 + 8 * (power > 0), max(power, 1) - 10)
+    for byte in range(256)
+    for power in [byte // 8 % 16]
+]
+"""The number of each byte: a sign, 4 bits of the exponent, 3 of the fraction."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How the layers of a checkpoint are stored.
 
     Attributes:
-        method: ``"gptq"``, ``"awq"`` or ``"compressed-tensors"``.
+        method: ``"gptq"``, ``"awq"``, ``"compressed-tensors"`` or ``"fp8"``.
         group: The inputs of a group; -1 for all.
         version: ``checkpoint_format`` of GPTQ, or ``format`` of compressed-tensors.
+        outputs: Of float8, the outputs that share a scale; 0 for all.
         is_symmetric: Whether all zero points are in the middle.
         is_ordered: Whether inputs are in the order of their groups.
     """
@@ -40,6 +50,12 @@ class Layout:
     version: str = ""
     is_symmetric: bool = False
     is_ordered: bool = True
+    outputs: int = 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether weights are float8."""
+        return self.method == "fp8" or self.version == "float-quantized"
 
     def config(self, ignored: Iterable[str]) -> dict[str, Any]:
         """Return the quantization_config."""
@@ -53,6 +69,20 @@ class Layout:
             return {
                 "quant_method": "awq", "bits": 4, "group_size": self.group, "version": "gemm",
                 "zero_point": True, "modules_to_not_convert": [*ignored],
+            }  # fmt: skip
+        if self.method == "fp8":
+            sizes = None if self.group == -1 else [self.outputs, self.group]
+            return {
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                "weight_block_size": sizes, "modules_to_not_convert": [*ignored],
+            }  # fmt: skip
+        if self.is_float:
+            strategy = "channel" if self.outputs else "tensor"
+            weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True}
+            group = {"weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+            return {
+                "quant_method": "compressed-tensors", "format": self.version,
+                "ignore": [*ignored], "config_groups": {"group_0": group},
             }  # fmt: skip
         weights = {
             "num_bits": self.bits, "type": "int", "symmetric": self.is_symmetric,
@@ -82,21 +112,29 @@ LAYOUTS = {
         "compressed-tensors", version="pack-quantized", bits=8, group=-1, is_symmetric=True
     ),
     "int8": Layout("compressed-tensors", version="int-quantized", bits=8, group=-1),
+    "float8, blocks": Layout("fp8", bits=8, group=48, outputs=24),
+    "float8, tensor": Layout("fp8", bits=8, group=-1, outputs=0),
+    "float8, channel": Layout("compressed-tensors", 8, -1, "float-quantized"),
 }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """The integers of a layer: `[out, in]`, with `[out, groups]`, and the group of each input."""
+    """The integers of a layer: `[out, in]`, with `[out, groups]`, and the group of each input.
+
+    The numbers of float8 are their bytes.
+    """
 
     integers: np.ndarray
     zeros: np.ndarray
     scales: np.ndarray
     groups: np.ndarray
+    is_float: bool = False
 
     def dequantised(self) -> np.ndarray:
         """Return what they stand for, `[out, in]`."""
-        apart = self.integers - self.zeros[:, self.groups]
+        numbers = np.array(FLOAT8)[self.integers] if self.is_float else self.integers
+        apart = numbers - self.zeros[:, self.groups]
         return (apart * self.scales.astype(np.float64)[:, self.groups]).astype(np.float32)
 
 
@@ -115,10 +153,30 @@ def words(integers: np.ndarray, bits: int, axis: int, places: Iterable[int] = ()
     return torch.from_numpy(np.moveaxis(array, -1, axis).copy())
 
 
+def float8_layer(
+    of: Layout, out: int, inputs: int, random: np.random.Generator
+) -> tuple[Stored, dict[str, torch.Tensor]]:
+    """Draw a layer of float8, and return it with its tensors."""
+    numbers = random.integers(0, 256, (out, inputs)) & ~(random.random((out, inputs)) < 0.9) * 64
+    numbers[numbers % 128 == 127] = 0  # NaN
+    rows, columns = np.arange(out) // (of.outputs or out), np.arange(inputs) // abs(of.group)
+    columns = columns if of.group > 0 else columns * 0
+    scales = random.uniform(0.02, 0.1, (rows[-1] + 1, columns[-1] + 1)).astype(np.float32)
+    by_output = scales[rows]
+    stored = Stored(numbers, np.zeros_like(by_output, int), by_output, columns, is_float=True)
+    weight = torch.from_numpy(numbers.astype(np.uint8)).view(torch.float8_e4m3fn)
+    if of.method == "fp8":
+        scale = torch.from_numpy(scales)
+        return stored, {"weight": weight, "weight_scale_inv": scale if of.outputs else scale[0, 0]}
+    return stored, {"weight": weight, "weight_scale": torch.from_numpy(scales)}
+
+
 def stored_layer(
     of: Layout, out: int, inputs: int, random: np.random.Generator
 ) -> tuple[Stored, dict[str, torch.Tensor]]:
     """Draw a layer, and return it with its tensors."""
+    if of.is_float:
+        return float8_layer(of, out, inputs, random)
     size = inputs if of.group == -1 else of.group
     groups, most, middle = np.arange(inputs) // size, 2**of.bits, 2 ** (of.bits - 1)
     if not of.is_ordered:
@@ -127,7 +185,7 @@ def stored_layer(
     shape = out, inputs // size
     zeros = np.full(shape, middle) if of.is_symmetric else random.integers(0, most, shape)
     scales = (random.uniform(0.5, 1.5, shape) / 8 / most).astype(np.float16)
-    scales[0] = 0  # as of a block of zeros
+    scales[0], integers[0] = 0, zeros[0][groups]  # as of a block of zeros
     stored = Stored(integers, zeros, scales, groups)
     scale, order = torch.from_numpy(scales), torch.from_numpy(groups.astype(np.int32))
     if of.method == "gptq":
@@ -187,10 +245,10 @@ def integer_checkpoint(
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(values))
     with torch.no_grad():
-        for path, stored in layers.items():
-            model.get_submodule(path).weight.copy_(torch.from_numpy(stored.dequantised()))
         for name, tensor in tensors.items():
             if name in model.state_dict():
                 model.get_parameter(name).copy_(tensor.float())
+        for path, stored in layers.items():
+            model.get_submodule(path).weight.copy_(torch.from_numpy(stored.dequantised()))
     assert not tied or model.lm_head.weight is model.get_input_embeddings().weight
     return model, layers

@@ -29,11 +29,12 @@ ROWS = {
     "gptq, 8 bits": "gemma", "awq": "mistral", "awq, one group": "qwen3",
     "awq, groups of 96": "llama", "awq, groups of 24": "llama", "W4A16": "llama",
     "W4A16, asymmetric": "qwen3", "W8A16": "phi3", "int8": "llama",
+    "float8, blocks": "llama", "float8, tensor": "mistral", "float8, channel": "qwen2",
 }  # fmt: skip
 """The type of a model for each layout."""
 
 
-EIGHT = onnx.TensorProto.INT8, onnx.TensorProto.UINT8
+EIGHT = onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.FLOAT8E4M3FN
 
 
 DIALECTS = "--dialect", "standard", "--dialect", "ort"
@@ -65,7 +66,9 @@ def read_graph(model: onnx.ModelProto) -> Mapping[str, list[np.ndarray]]:
                 zeros = nibbles(tensors[names[3]].reshape(of["N"], -1))[:, :blocks]
             products = [node]
         elif node.op_type == "DequantizeLinear":
-            integers, scales = tensors[names[0]].astype(int).T, tensors[names[1]].T
+            integers, scales = tensors[names[0]].T, tensors[names[1]].T
+            is_float = integers.dtype.name.startswith("float8")
+            integers = (integers.view(np.uint8) if is_float else integers).astype(int)
             scales = scales.reshape(len(integers), -1)
             zeros = tensors[names[2]].astype(int).T if len(names) > 2 else np.zeros(scales.shape)
             zeros = zeros.reshape(scales.shape)
@@ -136,21 +139,26 @@ def test_graphs_have_the_integers_of_the_checkpoint(name, kind, tmp_path):
         assert packed == (graph.file.dialect == "ort" and of.group != 24)
 
 
-@pytest.mark.parametrize("name", ["gptq, desc_act", "awq", "W4A16", "W8A16"])
+@pytest.mark.parametrize("name", ["gptq, desc_act", "awq", "W4A16", "W8A16", "float8, blocks"])
 def test_bundles_give_the_tokens_of_the_dequantised_model(name, tmp_path, capsys):
-    folder, out = tmp_path / "checkpoint", tmp_path / "out"
+    folder, out, is_float = tmp_path / "checkpoint", tmp_path / "out", LAYOUTS[name].is_float
     model, _ = integer_checkpoint(folder, ROWS[name], LAYOUTS[name], vocab_size=32)
     options = ["--output", str(out), "--runtime", "ort-cpu", *DIALECTS]
     assert run(["build", "--model", str(folder), *options]) == 0
-    assert "are the integers of the checkpoint" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"are the {'numbers' if is_float else 'integers'} of the checkpoint" in told
+    assert ("rounded to 8 bits (accuracy_level 4) in model.ort.onnx" in told) != is_float
     ids = np.arange(3, 9)[None]
-    steps = DecodeSession(out).generate(ids, 32, stop=[])
+    # Rounded inputs may change the order of logits that differ by little.
+    steps = DecodeSession(out, dialect="standard").generate(ids, 32, stop=[])
     found = np.concatenate([step.reshape(-1) for step in steps])
     wanted = model.generate(
         torch.from_numpy(ids), max_new_tokens=32, do_sample=False, eos_token_id=99, pad_token_id=0
     )
     np.testing.assert_array_equal(found, wanted[0, ids.shape[1] :])
     assert run(["compare", "--model", str(folder), "--graphs", str(out)]) == 0
+    if name == "W4A16":  # the graph of llama has the layouts of the standard one
+        assert "in a copy of the graph with accuracy_level 1" in capsys.readouterr().out
 
 
 def size_of(tensors: Mapping[str, Any]) -> int:
@@ -284,6 +292,11 @@ def rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:-1]
 
 
+def nan_of_float8(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8).fill_(127).view(tensor.dtype)
+
+
+SCALE = "weight_scale_inv"
 BAD: list[tuple[str, Change, str]] = [
     ("gptq", of_config(quant_method="hqq"), r"quant_method 'hqq' is not read .*dequantize\(\)"),
     ("gptq", of_config(quant_method="bitsandbytes"), r"quant_method 'bitsandbytes' .*dequantize"),
@@ -319,7 +332,7 @@ BAD: list[tuple[str, Change, str]] = [
     ("W4A16", of_config(config_groups={}), "config_groups names no weights"),
     ("W4A16", of_config(kv_cache_scheme={"x": 1}), "kv_cache_scheme changes more than weights"),
     ("W4A16", of_config(sparsity_config={"format": "sparse"}), "sparsity_config 'sparse'"),
-    ("W4A16", of_group(type="float"), "weights that are no integers"),
+    ("W4A16", of_group(type="float"), "weights that are no int, as its format says"),
     ("W4A16", of_group(symmetric=False), "weight_zero_point is missing, which the config asks for"),
     ("W4A16", of_group(strategy="block"), "strategy 'block' is not read"),
     ("W4A16", of_tensor("weight_shape", first(2**40)), r"expected \[1099511627776, 8\]"),
@@ -327,6 +340,20 @@ BAD: list[tuple[str, Change, str]] = [
     ("W4A16", of_tensor("weight_packed", lambda _: None), "lacks 1 tensors .*down_proj.weight"),
     ("int8", of_tensor("weight", torch.Tensor.float), "weight is F32, not I8"),
     ("int8", of_tensor("weight_zero_point", torch.Tensor.int), "weight_zero_point is"),
+    ("awq", of_tensor("scales", torch.zeros_like), "a scale is 0, and its integers are not"),
+    ("W4A16", of_config(format=["x"]), r"format \['x'\] is not read"),
+    ("float8, blocks", of_config(fmt="e5m2"), "fmt 'e5m2' is not read"),
+    ("float8, blocks", of_config(weight_block_size=[0, 8]), r"two sizes, as .*; got \[0, 8\]"),
+    ("float8, blocks", of_config(weight_block_size=[32, 48]), r"is \[3, 2\], expected \[2, 2\]"),
+    ("float8, blocks", of_tensor("weight", torch.Tensor.float), "weight is F32, not F8_E4M3"),
+    ("float8, blocks", of_tensor("weight", torch.flatten), "weight is .*, not .out, in"),
+    ("float8, blocks", of_tensor("weight", nan_of_float8), "a weight is NaN"),
+    ("float8, blocks", of_tensor(SCALE, lambda _: None), "weight_scale is missing"),
+    ("float8, blocks", of_tensor(SCALE, rows), r"weight_scale_inv is \[2, 2\], expected \[3, 2\]"),
+    ("float8, blocks", of_tensor(SCALE, first(0)), "a scale is NaN, infinite, 0 or negative"),
+    ("float8, blocks", of_tensor(SCALE, first(math.nan)), "a scale is NaN, infinite, 0 or"),
+    ("float8, channel", of_group(strategy="group"), "strategy 'group' is not read"),
+    ("float8, channel", of_group(type="int"), "weights that are no float, as its format says"),
 ]
 
 

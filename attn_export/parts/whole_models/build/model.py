@@ -127,8 +127,8 @@ def subject_of_model(
     `max_len`: The most tokens of a decoder's cache; 0 for all positions of the model.
     `text_only`: Whether towers, adapters and what else the graphs lack may be left out.
     `weights_dtype`: The integers that weights of linear layers are rounded to, or none.
-    `accuracy_level`: 1 if products with these, in the dialect ``ort``, multiply floats; 4 if their
-        inputs are rounded to 8 bits, which is faster. None for 4.
+    `accuracy_level`: 1 if products with these, or with integers of the checkpoint, in the dialect
+        ``ort``, multiply floats; 4, or None, if they round their inputs to 8 bits, which is faster.
     `fit`: Whether `build` may leave some weights wider, so that its budgets hold.
     `inputs`: Files with inputs of the user's own, as of `compare`, which are cases, too. Budgets
         are then about them.
@@ -144,12 +144,13 @@ def subject_of_model(
     is_ours = isinstance(model, str | Path)
     loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
     is_plain = adapter is None and weights_dtype == "none" and dtype == "float32"
-    weights = _checkpoint_weights(model, loaded, is_plain=is_plain)
+    may_round = is_captured and accuracy_level != FLOAT32_PRODUCTS
+    weights = _checkpoint_weights(model, loaded, is_plain=is_plain, may_round=may_round)
     if adapter is not None:
         notes = *notes, merge_adapter(adapter, model, loaded)
     rounds, part = rounded_cache(kv_dtype), None
     if accuracy_level is not None:
-        _check_level(accuracy_level, weights_dtype)
+        _check_level(accuracy_level, has_integers=weights_dtype != "none" or weights is not None)
     _check_kept(keep, weights_dtype, kv_dtype, rounding, fits=fit)
     _check(
         loaded, dtype, weights_dtype=weights_dtype, kv_dtype=kv_dtype, cache=cache, layers=layers,
@@ -160,7 +161,7 @@ def subject_of_model(
     if layers:
         part = cut_model(loaded, layers, len(heads_of(loaded)) // 2)
     round_weights = functools.partial(
-        QuantisedWeights, loaded, weights_dtype, rounds_inputs=accuracy_level != FLOAT32_PRODUCTS,
+        QuantisedWeights, loaded, weights_dtype, rounds_inputs=may_round,
         rounding=rounding or SEARCH,
     )  # fmt: skip
     rounded = round_weights(keep=_kept(keep)) if weights_dtype != "none" else None
@@ -226,9 +227,7 @@ def _without_files(
     """
     subject: Subject
     if loaded.can_generate():
-        decoder = _BuiltModel(loaded, notes, max_len=max_len, **options)
-        if integers:
-            decoder = decoder.having(rewrite=integers.rewrite)
+        decoder = _BuiltModel(loaded, notes, max_len=max_len, integers=integers, **options)
         subject = decoder.proved() if is_captured else decoder
     elif max_len:
         raise UsageError(f"max_len {max_len} is for decoders; leave it out")
@@ -241,10 +240,13 @@ def _without_files(
     return subject
 
 
-def _checkpoint_weights(folder: Any, model: Any, *, is_plain: bool) -> CheckpointWeights | None:
+def _checkpoint_weights(
+    folder: Any, model: Any, *, is_plain: bool, may_round: bool
+) -> CheckpointWeights | None:
     """Return the weights of a model that are integers in its checkpoint, if there are any.
 
     `is_plain`: Whether no option changes weights.
+    `may_round`: As of `CheckpointWeights`.
     """
     integers = integers_of(model)
     if integers is None:
@@ -259,7 +261,7 @@ def _checkpoint_weights(folder: Any, model: Any, *, is_plain: bool) -> Checkpoin
             f"{folder} holds weights of integers, which are built of decoders alone; give the "
             "model before it was rounded"
         )
-    return CheckpointWeights(model, integers.weights)
+    return CheckpointWeights(model, integers.weights, may_round=may_round)
 
 
 def _telling_left_out(
@@ -317,12 +319,12 @@ def _kept(text: str | Mapping[str, str]) -> Mapping[str, str]:
     return {name.strip(): of.strip() if equals else FLOATING for name, equals, of in parts}
 
 
-def _check_level(level: int, weights_dtype: str) -> None:
+def _check_level(level: int, *, has_integers: bool) -> None:
     if level not in (FLOAT32_PRODUCTS, INTEGER_PRODUCTS):
         raise UsageError(
             f"accuracy_level is {INTEGER_PRODUCTS} or {FLOAT32_PRODUCTS}; got {level!r}"
         )
-    if weights_dtype == "none":
+    if not has_integers:
         raise UsageError(
             f"accuracy_level {level} is about products with integers; give weights_dtype, too"
         )
@@ -393,6 +395,7 @@ class _BuiltModel(Subject):
         self, model: Any, notes: tuple[str, ...], *, max_len: int = 0, all_logits: bool = False,
         weights: QuantisedWeights | None = None, rounds: RoundedCache | None = None,
         part: ModelPart | None = None, appends: bool = False,
+        integers: CheckpointWeights | None = None,
         read: Callable[..., OwnInputs] = lambda *_: OwnInputs(),
     ) -> None:  # fmt: skip
         self.limits, told = _step_limits(model, max_len)
@@ -423,7 +426,7 @@ class _BuiltModel(Subject):
         if not appends:
             drawn = {axis: sizes[axis] for axis in (*self.example_sizes, PAST)}
             self._settle(sums=_SUMS, example_sizes=drawn)
-        self._weights = weights
+        self._weights = linears = weights or integers
 
         def in_float32() -> _BuiltModel:
             wide = in_dtype(model, (), "float32")[0]
@@ -439,10 +442,10 @@ class _BuiltModel(Subject):
 
         budget = BUDGET_OF_CACHE if rounds else None
         self._settle(
-            oracle=self.own_oracle, rewrite=weights.rewrite if weights else rewrite_weights,
+            oracle=self.own_oracle, rewrite=linears.rewrite if linears else rewrite_weights,
             unread=unread_weights(model) if is_by_unit(model) else None, in_float32=in_float32,
             budget=default_budget(weights.dtype) if weights else budget,
-            rounds_inputs=weights is not None and weights.rounds_inputs,
+            rounds_inputs=linears is not None and linears.rounds_inputs,
             kept=weights.kept if weights else {}, has_narrow_caches=bool(rounds),
             roles=Roles(caches=self._ends.caches),
         )  # fmt: skip
@@ -503,6 +506,6 @@ class _BuiltModel(Subject):
             roles=self.roles, has_narrow_caches=self.has_narrow_caches,
             rounds_inputs=self.rounds_inputs,
         )  # fmt: skip
-        if self._weights or call.rounds:
+        if self.rounds_inputs or call.rounds or isinstance(self._weights, QuantisedWeights):
             return oracle_of_integers(subject, self._weights, self._ends.outputs)
         return oracle_of_model(subject, 0.0, self._ends.outputs)

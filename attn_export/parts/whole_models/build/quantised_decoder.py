@@ -38,7 +38,7 @@ from attn_export.parts.whole_models.unit_weights import (
     is_by_unit,
     is_placeholder,
 )
-from attn_export.parts.whole_models.weight_losses import Product, WeightLosses, round_in_blocks
+from attn_export.parts.whole_models.weight_losses import Product, WeightLosses
 from attn_export.quality import Budget, Quality
 from attn_export.quantiser import SEARCH, QuantisedWeight
 from attn_export.results import Arrays, Case, Golden
@@ -53,14 +53,42 @@ BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
 
 
-class CheckpointWeights(IntegerLinears):
-    """The weights of a model that are integers in its checkpoint."""
+class _ModelLinears(IntegerLinears):
+    """Weights of a model's linear layers that are integers in its graphs.
 
-    def __init__(self, model: Any, integers: Mapping[str, QuantisedWeight]) -> None:
+    Attributes:
+        rounds_inputs: Whether products with them round their inputs to 8 bits.
+    """
+
+    rounds_inputs: bool
+
+    def products(self, model: nn.Module) -> Iterator[Product]:
+        """Yield the products with integers in the model, or in what holds it."""
+        paths = {id(module): path for path, module in model.named_modules()}
+        for layer, _, weight, _ in self._places:
+            yield self._product(paths[id(layer)], weight)
+
+    def _product(self, path: str, weight: QuantisedWeight) -> Product:
+        block = (self.rounds_inputs and weight.product_block) or 0
+        inputs, outputs = weight.integers.shape
+        rows = functools.partial(_rows, weight)
+        return Product(path, rows, (outputs, inputs), block, weight.stored_bytes, weight.order)
+
+
+class CheckpointWeights(_ModelLinears):
+    """The weights of a model that are integers in its checkpoint.
+
+    `may_round`: Whether products that MatMulNBits computes round their inputs.
+    """
+
+    def __init__(
+        self, model: Any, integers: Mapping[str, QuantisedWeight], *, may_round: bool
+    ) -> None:
         super().__init__()
         for path, weight in integers.items():
             place, _, name = path.rpartition(".")
             self._places.append((model.get_submodule(place), name, weight, True))
+        self.rounds_inputs = may_round and any(x.product_block for x in integers.values())
 
     def rewrite(self, model: ir.Model) -> None:
         """Pack products, and store the weights of a graph that are integers as these."""
@@ -72,13 +100,10 @@ class CheckpointWeights(IntegerLinears):
             )
 
 
-class QuantisedWeights(QuantisedLinears):
+class QuantisedWeights(_ModelLinears, QuantisedLinears):
     """The weights of a model's linear layers, rounded in place.
 
     An output layer that shares the weight of the embeddings gets one of its own.
-
-    Attributes:
-        rounds_inputs: Whether products with them round their inputs to 8 bits.
     """
 
     def __init__(
@@ -116,24 +141,12 @@ class QuantisedWeights(QuantisedLinears):
         self._changed.change(layer, name, rounded)
         return stored
 
-    def products(self, model: nn.Module) -> Iterator[Product]:
-        """Yield the products with integers in the model, or in what holds it."""
-        paths = {id(module): path for path, module in model.named_modules()}
-        for layer, _, weight, _ in self._places:
-            yield self._product(paths[id(layer)], weight)
-
     def products_in(self, dtype: str) -> Iterator[Product]:
         """Yield the same products with integers of another type, while the model is as before."""
         for path, places in self.places.items():
             for layer, name in places:
                 weight = self.form(path, layer, name, dtype)
                 yield self._product(path, _in_files(weight) if self._changed else weight)
-
-    def _product(self, path: str, weight: QuantisedWeight) -> Product:
-        block = (self.rounds_inputs and weight.product_block) or 0
-        inputs, outputs = weight.integers.shape
-        rows = functools.partial(_rows, weight)
-        return Product(path, rows, (outputs, inputs), block, weight.stored_bytes)
 
     @contextlib.contextmanager
     def as_before(self) -> Iterator[None]:
@@ -172,27 +185,27 @@ def _rows(weight: QuantisedWeight, outputs: slice) -> Tensor:
     return torch.from_numpy(weight.by_output(outputs))
 
 
-def _round_input(block: int, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _round_input(product: Product, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Round the input of a product, if this run does so."""
     x, *others = given
-    return (round_in_blocks(x, block), *others) if _ROUNDS_INPUTS.get() else None
+    return (product.round_input(x), *others) if _ROUNDS_INPUTS.get() else None
 
 
 class _QuantisedModelOracle(ModelOracle):
     """The source of the truth of a model with rounded weights or caches, which knows those before.
 
-    `weights`: The rounded weights, if there are any.
+    `weights`: Those that are rounded, or integers in the checkpoint, if there are any.
     """
 
-    def __init__(self, subject: Subject, weights: QuantisedWeights | None, *of_units: Any) -> None:
+    def __init__(self, subject: Subject, weights: _ModelLinears | None, *of_units: Any) -> None:
         super().__init__(subject, 0.0, *of_units)
         self.exactly = [name for name in subject.outputs if name.startswith("present_")]
-        self._weights = weights
+        self._weights = weights if isinstance(weights, QuantisedWeights) else None
         self._rounds_inputs = subject.rounds_inputs
         for product in weights.products(subject.module) if weights else ():
             if product.block:
                 own = self.precise.get_submodule(product.path)
-                own.register_forward_pre_hook(functools.partial(_round_input, product.block))
+                own.register_forward_pre_hook(functools.partial(_round_input, product))
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, and the error allowed of graphs that round inputs."""
@@ -351,7 +364,7 @@ class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
 
 
 def oracle_of_integers(
-    subject: Subject, weights: QuantisedWeights | None, axes: Mapping[str, Shape]
+    subject: Subject, weights: _ModelLinears | None, axes: Mapping[str, Shape]
 ) -> ModelOracle:
     """Return the source of the truth of a model with rounded weights or caches.
 
