@@ -31,12 +31,12 @@ from attn_export.bundle.manifest import (
     spec_text,
 )
 from attn_export.bundle.quality_vectors import claim_notes, quantised_parts, read_quality
-from attn_export.commands.attestation import attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError, choose, one_line, printable
 from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
+from attn_export.optional_parts import hooks
 from attn_export.quality import Budget, kept_notes
 from attn_export.report.progress import options_of_call
 from attn_export.results import BundleCheck, Report, StoredCase
@@ -379,3 +379,22 @@ def _described(path: Path, manifest: Manifest) -> GraphFile:
 
     file = manifest.graphs.get(path.name) or GraphFile(path.name)
     return match_graph_file(load_proto(path), path.name, file, manifest.inputs, manifest.outputs)
+
+
+@contextlib.contextmanager
+def attested(
+    bundle: Path, signer: Path | str | None, issuer: str | None
+) -> Iterator[tuple[Path, BundleCheck]]:
+    """Yield the folder to read a bundle from, and the check of the rest.
+
+    `signer` and `issuer` are those of --trust and --oidc-issuer.
+    """
+    for of_part in hooks("attested"):
+        with of_part(bundle, signer, issuer) as found:
+            yield found
+        return
+    if signer is not None or issuer is not None:
+        raise UsageError(
+            "--trust needs the part attestation, which is missing; install attn-export whole"
+        )
+    yield bundle, lambda: None

@@ -22,6 +22,30 @@ from torch import Tensor, nn
 from attn_export.errors import ExportError, UsageError, WeightsError, one_line
 from attn_export.export.trees import checked_inputs, dense
 
+_ADVICE = (
+    (
+        r"block_mask was created for block_mask\.shape=\((.*?)\)",
+        r"a block mask of the sizes \1, which are not those of the inputs",
+        "make it in forward: create_block_mask(mask_mod, None, None, q.shape[-2], k.shape[-2])",
+    ),
+    (
+        r"NestedTensor",
+        "a nested tensor, which lacks an operation",
+        "pad and mask the sequences, and pass enable_nested_tensor=False to nn.TransformerEncoder",
+    ),
+)
+"""Rows of a pattern that matches an error's text, the construct that causes it, and what to write
+instead."""
+
+
+def _cause_in_run(error: Exception) -> str:
+    """Return why a run of a module raised, on one line."""
+    for pattern, construct, instead in _ADVICE:
+        if match := re.search(pattern, str(error)):
+            return f"{match.expand(construct)}; {instead}"
+    return one_line(error)
+
+
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of constants in inputs. A constant becomes a part of the exported module."""
 
@@ -295,10 +319,8 @@ class Results:
         except WeightsError:
             raise
         except Exception as error:
-            from attn_export.export.run_errors import cause_in_run
-
             at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
-            raise ExportError(f"the module raised at {at}: {cause_in_run(error)}") from error
+            raise ExportError(f"the module raised at {at}: {_cause_in_run(error)}") from error
         return self.read(returned, arguments)
 
     def read(self, returned: Any, arguments: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -25,9 +25,8 @@ from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import dims, nodes_of, set_type
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import WEIGHTS
-from attn_export.parts.decomposed.new_shapes import reordered
 from attn_export.parts.decomposed.scores import Mask, Operand, read_scores
-from attn_export.parts.decomposed.views import Heads, NoMatchError, Views
+from attn_export.parts.decomposed.views import Heads, NoMatchError, Views, reordered
 from attn_export.parts.decomposed.weights import Weights, weights_of
 
 

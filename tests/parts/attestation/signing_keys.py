@@ -15,7 +15,7 @@ from attn_export.bundle.manifest import (
     manifest_content,
     write_manifest,
 )
-from attn_export.commands.attestation import attested
+from attn_export.commands.verify import attested
 
 KINDS = {
     "P-256": lambda: ec.generate_private_key(ec.SECP256R1()),
