@@ -22,6 +22,7 @@ from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.explain.inexact_operators import inexact_operator
 from attn_export.explain.localise import (
     GRAPHS_AGREE,
+    NO_SUCH_NODE,
     first_difference,
     first_runtime_deviation,
     first_value_in_no_right_graph,
@@ -29,7 +30,6 @@ from attn_export.explain.localise import (
     write_with_all_outputs,
 )
 from attn_export.explain.match import Match, matches
-from attn_export.explain.node_differences import NO_SUCH_NODE
 from attn_export.explain.value_relations import first_relation
 from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.measures import eps, measure

@@ -20,15 +20,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.cases.draw import (
-    ANY,
-    Interface,
-    Sizes,
-    add_sums,
-    by_role,
-    is_quick,
-    is_within,
-)
+from attn_export.cases.draw import ANY, Interface, Sizes, add_sums, by_role, is_quick, is_within
 from attn_export.cases.plan import covering_sizes
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject

@@ -14,13 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attn_export.export.size_trials import (
-    SIZES,
-    Statement,
-    TooManyRunsError,
-    Trials,
-    joint_sizes,
-)
+from attn_export.export.size_trials import SIZES, Statement, TooManyRunsError, Trials, joint_sizes
 from attn_export.export.trees import Axis, axis_text
 from attn_export.interface import axes_in, terms_of
 

@@ -13,14 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from attn_export.errors import (
-    ExportError,
-    UsageError,
-    WeightsError,
-    counted,
-    first_few,
-    printable,
-)
+from attn_export.errors import ExportError, UsageError, WeightsError, counted, first_few, printable
 from attn_export.export.mapped_weights import PARTS
 from attn_export.export.module_state import copy_module
 from attn_export.graph.ir_helpers import nodes_of, optional_input, set_type

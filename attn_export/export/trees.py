@@ -11,15 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_export.cases.draw import (
-    ANY,
-    MAX_SIZE,
-    Bounds,
-    Sizes,
-    add_sums,
-    sizes_from,
-    sizes_text,
-)
+from attn_export.cases.draw import ANY, MAX_SIZE, Bounds, Sizes, add_sums, sizes_from, sizes_text
 from attn_export.errors import UsageError, printable
 from attn_export.interface import Shape, axes_in, size_of
 from attn_export.tensorfile import numpy_dtype

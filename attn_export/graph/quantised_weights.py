@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import (
-    add_initializer,
-    add_lazy,
-    set_type,
-)
+from attn_export.graph.ir_helpers import add_initializer, add_lazy, set_type
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.quantiser import ORDER, QuantisedWeight
 

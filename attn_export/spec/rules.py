@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from attn_export.errors import SpecError
-from attn_export.spec.field_rows import DERIVED
 from attn_export.spec.fields import (
     DEFAULTS,
+    DERIVED,
     FIELDS,
     LINEAR,
     NO_MASK,

@@ -20,12 +20,7 @@ from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import add_initializer, add_lazy, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.quantised_weights import FLOAT
-from attn_export.quantiser import (
-    FLOAT32_PRODUCTS,
-    RANGES,
-    join_nibbles,
-    product_block,
-)
+from attn_export.quantiser import FLOAT32_PRODUCTS, RANGES, join_nibbles, product_block
 
 UINT8 = ir.DataType.UINT8
 

@@ -39,7 +39,7 @@ from attn_export.runtimes.child import limited
 from attn_export.runtimes.run_options import Progress
 from attn_export.temp_folders import folder_beside, scratch
 from attn_export.tensorfile import Array, read_outputs, read_tensors, write_tensors
-from attn_export.truth.graph_reference import GraphRuns
+from attn_export.truth.reference import GraphRuns
 
 _MEANING = (
     "each node's result is rounded to {format}; what a node adds up within is not, as in kernels "

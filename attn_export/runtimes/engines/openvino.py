@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.runtimes.protocol import (
-    Engine,
-    Facts,
-    Options,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, Facts, Options, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np

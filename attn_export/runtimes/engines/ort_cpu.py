@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS, LINEAR_OPSET, ORT_OF_LINEAR
-from attn_export.runtimes.protocol import (
-    Engine,
-    Facts,
-    Options,
-    Runtime,
-    installed_version,
-)
+from attn_export.runtimes.protocol import Engine, Facts, Options, Runtime, installed_version
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:

@@ -10,11 +10,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from model_signing import hashing, signing
 
-from attn_export.bundle.manifest import (
-    SIGNATURE,
-    manifest_content,
-    write_manifest,
-)
+from attn_export.bundle.manifest import SIGNATURE, manifest_content, write_manifest
 from attn_export.commands.verify import attested
 
 KINDS = {
