@@ -30,8 +30,6 @@ class _Iree(PackagedRuntime):
         "Range with Sin": "its sines are not precise enough from position 63 on",
     }
 
-    readings: Mapping[str, str] = {"no batch, B = 0": "crashed"}
-
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         modules = ("iree", "iree.compiler", "iree.runtime")

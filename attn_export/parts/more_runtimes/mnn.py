@@ -37,11 +37,6 @@ class _Mnn(PackagedRuntime):
         "input INT8": "its process ends with a signal",
         "input UINT8": "its process ends with a signal",
     }
-    readings: Mapping[str, str] = {
-        "precision, float16": "refused",
-        "no batch, B = 0": "refused",
-        "no query, L = 0": "refused",
-    }
 
     def engine(self, graph: Path, threads: int) -> Engine:
         """Return a graph that was converted to MNN's format."""

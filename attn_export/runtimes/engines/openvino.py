@@ -50,16 +50,6 @@ class _OpenVino(PackagedRuntime):
         "generated kernels off": {_SNIPPETS: "DISABLE"},
     }
 
-    readings: Mapping[str, str] = {
-        "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
-        "window 2, 1": "ignored: all keys",
-        "local_window_size 3": "3 keys",
-        "NaN in hidden key": "0 for its queries",
-        "NaN in hidden value": "0 for its queries",
-        "precision, float16": "float32 scores; portable: float32 scores",  # by its hint
-        "no key, S = 0": "0",
-    }
-
     def prepare(self) -> None:
         """Import the SDK."""
         sdk()
