@@ -147,7 +147,8 @@ def check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has_it = name in ("onnx-reference", ORT_OF_LINEAR)
     linear = LINEAR if has_it else dict.fromkeys(LINEAR, lacks_it)
     portable = PORTABLE_ONLY if kind.dialects == {"portable"} else {}
-    wanted = ONNX | linear | portable | READINGS.get(kind.name, {}) | READINGS.get(name, {})
+    own = READINGS.get(OrtCpu.name if isinstance(kind, OrtCpu) else kind.name, {})
+    wanted = ONNX | linear | portable | own | READINGS.get(name, {})
     monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not run here")
     monkeypatch.setattr(
         run_probes, "REFERENCE", name
