@@ -6,6 +6,7 @@ attributes and put together by `copy.deepcopy`, so no class has to be known or r
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import enum
@@ -13,14 +14,14 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
-from attn_export.errors import ExportError, UsageError, WeightsError, one_line
-from attn_export.export.trees import checked_inputs, dense
+from attn_export.errors import ExportError, UsageError, WeightsError, one_line, printable
 
 _ADVICE = (
     (
@@ -147,7 +148,7 @@ class InputTree:
         Raises:
             UsageError: If there is something that is no dense tensor, constant or copyable object.
         """
-        with checked_inputs(inputs):
+        with _checked_inputs(inputs):
             arguments = {name: _own(name, value) for name, value in inputs.items()}
             contents = Leaves.of(arguments)
         tensors, constants = dict[str, Tensor](), dict[str, Any]()
@@ -159,7 +160,7 @@ class InputTree:
                     "and objects with them, and plain constants"
                 )
             if isinstance(leaf, Tensor):
-                tensors[place] = dense(place, leaf)
+                tensors[place] = _dense(place, leaf)
             elif not owner:
                 constants[place] = leaf
         return cls(tensors, {name: name for name in tensors}, constants, _arguments=arguments)
@@ -342,3 +343,30 @@ class Results:
                     f"{type(leaves.get(place)).__name__} at other sizes; give it always"
                 )
         return {name: leaves[place] for name, place in places.items()}
+
+
+# -- refusals of inputs that are like no array ----------------------------------------------------
+
+
+@contextlib.contextmanager
+def _checked_inputs(inputs: Mapping[Any, Any]) -> Iterator[None]:
+    """Refuse names that are no strings, and values that hold themselves, inside this block."""
+    for name in inputs:
+        if not isinstance(name, str):
+            raise UsageError(f"inputs are named by strings; got {printable(repr(name), 60)}")
+    try:
+        yield
+    except RecursionError as error:
+        raise UsageError(f"inputs {', '.join(inputs)} are nested without end") from error
+
+
+def _dense(place: str, tensor: Tensor) -> Tensor:
+    """Return a tensor; raise an error if it is not like an array in memory."""
+    if tensor.is_nested:
+        raise UsageError(f"{place} is a nested tensor; pass a padded one, and a mask")
+    if tensor.is_meta or hasattr(tensor, "fake_mode"):
+        raise UsageError(f"{place} is a tensor without values; pass one with values")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise UsageError(f"{place} is a {kind} tensor; pass a dense one")
+    return tensor
