@@ -20,7 +20,12 @@ from attn_export.graph.ir_helpers import dims, every_node, merge_equal_constants
 from attn_export.graph.lower.caches import in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
-from attn_export.graph.lower.ort import appends_to_cache, holds_values_transposed, lower_node
+from attn_export.graph.lower.ort import (
+    appends_to_cache,
+    fuse_for_ort,
+    holds_values_transposed,
+    lower_node,
+)
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import SWAP_LAST_AXES, attentions_of
 from attn_export.graph.lower.tidy import drop_inner_shapes, tidy, with_types
@@ -186,8 +191,6 @@ def _to_ort(model: ir.Model, *, packs_bytes: bool = False) -> dict[str, IrGraph]
 
             fuse_experts(lowered.model)
         if any(nodes_of(lowered.model, name) for name in _FUSED):
-            from attn_export.graph.lower.ort_fusions import fuse_for_ort
-
             fuse_for_ort(lowered.model)
         write_sigmoids(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):

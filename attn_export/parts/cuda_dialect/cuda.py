@@ -36,7 +36,7 @@ from attn_export.graph.lower.inside_projections import find_norm, find_rotation,
 from attn_export.graph.lower.mask_trials import MaskTrials
 from attn_export.graph.lower.mask_values import MaskGraph
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.lower.ort_fusions import fuse_silu, fuse_sums_into_norms
+from attn_export.graph.lower.ort import fuse_silu, fuse_sums_into_norms
 from attn_export.graph.lower.ort_kernels import INT32, attributes_of, most_keys, takes_widths
 from attn_export.graph.lower.read import (
     SWAP_HEADS_AND_LENGTH,
