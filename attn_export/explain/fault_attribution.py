@@ -90,7 +90,8 @@ def known_faults(
             continue
         outputs = base.evaluation.outputs_of(values)
         layout = base.runner.to_graph_layout(target)
-        allowed = _allowed_errors(case) if case in trial.passed else {}
+        errors = case.golden.allowed.items() if case in trial.passed else ()
+        allowed = {name: error.whole for name, error in errors if error is not None}
         evidence.append(Evidence(values, outputs, layout, case.sizes, allowed))
     matching = []
     if evidence:
@@ -134,10 +135,6 @@ def _actual_outputs(
     if suspect is None or values is None:
         return trial.ran.outputs.get(case.name)
     return suspect.runner.to_case_layout(suspect.evaluation.outputs_of(values))
-
-
-def _allowed_errors(case: GoldenCase) -> dict[str, float]:
-    return {name: error.whole for name, error in case.golden.allowed.items() if error is not None}
 
 
 def first_deviation(

@@ -179,7 +179,8 @@ class QuantisedLinears(IntegerLinears):
         ]
         self.kept: dict[str, str] = {}
         for part, of_part in (keep or {}).items():
-            paths = [path for path, *_ in fitting if _is_in(part, path)]
+            # A part of a path, of whole words, is that of a module or of what holds it.
+            paths = [path for path, *_ in fitting if f".{part}." in f".{path}."]
             self.kept |= dict.fromkeys(paths, of_part)
             if of_part not in (FLOATING, *_BLOCKS):
                 given, types = printable(f"{part}={of_part}", 60), ", ".join(_BLOCKS)
@@ -259,11 +260,6 @@ class QuantisedLinears(IntegerLinears):
             layer._parameters[name] = before
 
 
-def _is_in(part: str, path: str) -> bool:
-    """Return whether a part of a path, of whole words, is that of a module or of what holds it."""
-    return f".{part}." in f".{path}."
-
-
 def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[str]:
     """Return the names of the weights of a linear layer, or of the projections of attention."""
     names: tuple[str, ...] = ()
@@ -294,6 +290,7 @@ def with_integers(subject: Any, dtype: str) -> Any:
 
 
 # -- weights as integers in a graph -------------------------------------------------------------
+
 
 def _store_integers(model: ir.Model, weights: Mapping[str, Sequence[QuantisedWeight]]) -> None:
     """Store weights as integers, scales and zero points, which a DequantizeLinear reads.

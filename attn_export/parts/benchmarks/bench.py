@@ -107,7 +107,7 @@ class Measuring:
         more = {LOGIT_COUNT: 1} if of_model else {}
         batches, *lengths = _OF_MODELS if of_model else (BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS)
         if not prefill and not decode:
-            prefill, decode = (_at_most(some, most) for some in lengths)
+            prefill, decode = (tuple(dict.fromkeys(min(n, most) for n in some)) for some in lengths)
             decode = decode if can_decode else ()
         found = []
         for B in self.batch or batches:
@@ -144,11 +144,6 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(PackageNotFoundError):
         facts["versions"]["openvino"] = version("openvino")
     return facts
-
-
-def _at_most(lengths: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return lengths without those that are too large, of which one becomes the largest."""
-    return tuple(dict.fromkeys(min(length, most) for length in lengths))
 
 
 def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]:

@@ -311,6 +311,7 @@ class _Masks:
 
 # -- all forms of attention of other exporters --------------------------------------------------
 
+
 def recognise(model: ir.Model, dialect: str, observed: Observed | None) -> tuple[ir.Model, int]:
     """Return a graph with `Attention` nodes for attention of other forms, and their number."""
     if observed is not None:
