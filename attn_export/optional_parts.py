@@ -70,7 +70,7 @@ HOOKS = {
     "OPERATORS": "the classes that compute further operators in float64",
     "KNOWN": "further known faults, as in `explain/match`",
     "overflow_notes": "says why a graph overflows: `(path, inputs by name of some cases)`",
-    "attested": "what `verify` asks of signatures, as in `commands/attestation`",
+    "attested": "what `verify` asks of signatures, as in `commands/verify`",
     "subject_of_model": "makes the subject of a whole model: `(model, **ModelKeywords)`",
     "compare_models": "judges graphs of a whole model, as in `commands/compare`",
     "compare_quantised": "judges a quantised graph of a module by budgets, likewise",

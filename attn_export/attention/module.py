@@ -6,6 +6,7 @@ P past length, E model width, D head width, Dv value head width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import Past, scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
+from attn_export.errors import SpecError
 from attn_export.interface import Shape
-from attn_export.spec import AttentionSpec
+from attn_export.spec import DTYPES, AttentionSpec
 
 if TYPE_CHECKING:
     from attn_export.attention.latent import LatentProjections
@@ -84,10 +86,8 @@ class Attention(nn.Module):
         Raises:
             SpecError: If the fields contradict the module.
         """
-        from attn_export.attention.torch_multihead import spec_of, weights_of
-
-        attention = cls(spec_of(module, fields))
-        attention.load_state_dict(weights_of(module), strict=False)
+        attention = cls(_spec_of(module, fields))
+        attention.load_state_dict(_weights_of(module), strict=False)
         like = module.out_proj.weight
         return attention.to(device=like.device, dtype=like.dtype).train(module.training)
 
@@ -288,3 +288,50 @@ def _head_norm(spec: AttentionSpec) -> nn.Module:
     if spec.qk_norm == "layer":
         return nn.LayerNorm(spec.head_dim, eps=spec.norm_eps)
     return nn.Identity()
+
+
+# -- conversion of torch.nn.MultiheadAttention --------------------------------------------------
+
+
+def _spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> AttentionSpec:
+    """Return the spec of a `torch.nn.MultiheadAttention`."""
+    widths = {module.kdim, module.vdim}
+    dtype = str(module.out_proj.weight.dtype).removeprefix("torch.")
+    if fields.get("dtype", dtype) != dtype:
+        raise SpecError(
+            f"dtype is {fields['dtype']!r}, and the module is in {dtype}; convert the module first"
+        )
+    return AttentionSpec.from_dict(
+        {
+            "embed_dim": module.embed_dim,
+            "num_heads": module.num_heads,
+            "bias": module.in_proj_bias is not None,
+            "add_bias_kv": module.bias_k is not None,
+            "add_zero_attn": module.add_zero_attn,
+            "dropout": module.dropout,
+            "cross": widths != {module.embed_dim},
+            "kdim": module.kdim,
+            "vdim": module.vdim,
+            # The other types, such as float64, cannot be exported: those modules run in eager only.
+            **({"dtype": dtype} if dtype in DTYPES else {}),
+            **fields,
+        }
+    )
+
+
+def _weights_of(module: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """Return copies of a module's weights, by the names that `Attention` gives them."""
+    packed: Tensor | None = module.in_proj_weight
+    separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    projections = separate if packed is None else packed.chunk(3)
+    weights = {f"{name}_proj.weight": w for name, w in zip("qkv", projections, strict=True)}
+    weights["out_proj.weight"] = module.out_proj.weight
+    bias: Tensor | None = module.in_proj_bias
+    if bias is not None:
+        biases = zip("qkv", bias.chunk(3), strict=True)
+        weights |= {f"{name}_proj.bias": b for name, b in biases}
+        weights["out_proj.bias"] = module.out_proj.bias
+    if module.bias_k is not None and module.bias_v is not None:
+        for name, added in (("bias_k", module.bias_k), ("bias_v", module.bias_v)):
+            weights[f"added_keys.{name}"] = added.reshape(module.num_heads, -1)  # from [1, 1, E]
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}

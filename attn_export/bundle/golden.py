@@ -8,10 +8,9 @@ numpy is imported inside functions: `verify` starts the runtimes' processes befo
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ from attn_export.results import (
     CHANGED,
     Arrays,
     Case,
-    Detail,
     Golden,
     RuntimeRun,
     StoredCase,
@@ -37,7 +35,6 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.interface import Shape
 
 # -- golden vectors on disk ---------------------------------------------------------------------
 
@@ -243,47 +240,6 @@ def check_evidence(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> 
             f"the stored test cases prove nothing: of {counted(len(cases), 'case')}, {missing}; "
             "build the bundle again"
         )
-
-
-_BATCHES_APART = 3
-"""The largest batch size that is tried with other sizes of its own; larger ones share theirs."""
-
-
-def tried_note(cases: Sequence[Case], batch: str = "batch") -> str:
-    """Return a note with the smallest and the largest tried sizes, for each number of sequences.
-
-    `batch`: The name of the batch axis.
-    """
-    sizes_of: dict[int, list[Mapping[str, int]]] = {}
-    for case in cases:
-        sizes_of.setdefault(min(case.sizes.get(batch, 1), _BATCHES_APART + 1), []).append(
-            case.sizes
-        )
-
-    def others(tried: Sequence[Mapping[str, int]]) -> str:
-        names = dict.fromkeys(name for sizes in tried for name in sizes if name != batch)
-        return ", ".join(_range(name, tried) for name in names)
-
-    parts = []
-    for text, alike in itertools.groupby((sizes_of[size] for size in sorted(sizes_of)), others):
-        batches = _range(batch, [*itertools.chain(*alike)])
-        parts += [", ".join(filter(None, (batches, text)))]
-    text = "; ".join(filter(None, parts)) or "one, since no axis is dynamic"
-    return Detail(f"sizes: {text}")
-
-
-def _range(axis: str, tried: Sequence[Mapping[str, int]]) -> str:
-    found = {sizes[axis] for sizes in tried if axis in sizes}
-    return f"{axis} {'-'.join(map(str, dict.fromkeys((min(found), max(found)))))}" if found else ""
-
-
-def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
-    """Return a note on the inputs of a user's module that have fixed sizes in the graph, if any."""
-    fixed = {
-        name: shape for name, shape in inputs.items() if any(isinstance(a, int) for a in shape)
-    }
-    shown = ", ".join(f"{name} [{', '.join(map(str, s))}]" for name, s in fixed.items())
-    return (f"fixed axes were not varied: {shown}",) if fixed else ()
 
 
 def _missing(manifest: Manifest, cases: Sequence[Case], *, ours: bool) -> Iterator[str]:

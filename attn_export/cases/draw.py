@@ -126,11 +126,11 @@ def is_quick(subject: Any, sizes: Sizes) -> bool:
 
 def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
     """Return the sizes, of axes with bounds the next one that these allow."""
-    return {name: _next_in(bounds.get(name, [size]), size) for name, size in sizes.items()}
-
-
-def _next_in(allowed: Sequence[int], size: int) -> int:
-    return allowed[min(bisect.bisect_left(allowed, size), len(allowed) - 1)]
+    allowed = {name: bounds.get(name, [size]) for name, size in sizes.items()}
+    return {
+        name: allowed[name][min(bisect.bisect_left(allowed[name], size), len(allowed[name]) - 1)]
+        for name, size in sizes.items()
+    }
 
 
 def add_sums(sizes: Sizes, sums: Mapping[str, str]) -> dict[str, int]:

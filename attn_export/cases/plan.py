@@ -251,13 +251,6 @@ def _distance_from_example(sizes: Sizes) -> float:
     return sum(abs(math.log2((size + 1) / 5)) for size in sizes.values())
 
 
-def _is_filled(sizes: Sizes) -> bool:
-    """Return whether the last batch element of a cache in place must have the longest past."""
-    # A single batch element must have it at a block only: else every case of one element would
-    # fill its capacity.
-    return sizes[BATCH] > 1 or sizes[PAST] >= BLOCKS[0] - 2
-
-
 def _shuffle(choices: Sequence[Choice]) -> list[Choice]:
     """Return the cases in random order, the one with the smallest sizes and no patterns first."""
     # Some runtimes keep buffers, or a branch, from the first shape that they see.
@@ -284,7 +277,10 @@ def _case(sizes: Sizes, patterns: Sequence[InputPattern], interface: Interface) 
     name = "_".join([*(pattern.name for pattern in patterns), *shown])
     name = name if patterns else "_".join(["shape", *shown])
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
-    if interface.traits.in_place and _is_filled(sizes):
+    # The last batch element of a cache in place has the longest past. A single one has it at a
+    # block only: else every case of one element would fill its capacity.
+    is_filled = interface.traits.in_place and (sizes[BATCH] > 1 or sizes[PAST] >= BLOCKS[0] - 2)
+    if is_filled:
         drawn["past_length"][-1] = sizes["past_len"]
     case = DrawnCase(drawn, inputs, interface.traits, sizes, generator("contents", name))
     for pattern in patterns:

@@ -122,8 +122,10 @@ class _Finder:
                     if rest is None or other is None or np.array_equal(rest, other):
                         continue
                     found[axis] = None
-                    if output and name not in caches.values() and _continues(whole, past, at):
-                        caches[output] = name
+                    if output and name not in caches.values():
+                        start, _ = np.split(whole, [past.shape[at]], at)
+                        if np.array_equal(start, past):
+                            caches[output] = name
         return list(found or dict.fromkeys(self._terms_that_are_pasts())), caches
 
     def _terms_that_are_pasts(self) -> Iterator[str]:
@@ -248,11 +250,6 @@ def _rest(start: np.ndarray, axis: int, whole: np.ndarray) -> np.ndarray | None:
         if np.array_equal(head, start.transpose(order)):
             return np.asarray(rest)
     return None
-
-
-def _continues(whole: np.ndarray, past: np.ndarray, axis: int) -> bool:
-    """Return whether a whole starts with a past along the same axis."""
-    return np.array_equal(np.split(whole, [past.shape[axis]], axis)[0], past)
 
 
 def _is_equal_at(axis: int, index: int, one: Arrays, other: Arrays, name: str) -> bool:

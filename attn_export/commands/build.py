@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attn_export.bundle.manifest import (
-    GOLDEN,
-    SPEC,
-    bundles_in,
-    dimensions,
-    failed_folder,
-    staging,
-)
+from attn_export.bundle.manifest import GOLDEN, SPEC, bundles_in, dimensions, failed_folder, staging
 from attn_export.commands import bundle_graphs
 from attn_export.commands.build_input import EXAMPLES, GROUPS, SHORT, Buildable, input_options
 from attn_export.commands.bundle_graphs import ALL

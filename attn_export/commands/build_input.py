@@ -21,8 +21,7 @@ from attn_export.commands.options import (
 )
 from attn_export.errors import UsageError
 from attn_export.spec import VARIANTS, AttentionSpec
-from attn_export.spec.field_rows import Field
-from attn_export.spec.fields import FIELDS, TYPES, default_text
+from attn_export.spec.fields import FIELDS, TYPES, Field, default_text
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject

@@ -198,7 +198,7 @@ def compare(
     Returns:
         The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
     """
-    from attn_export.truth.graph_reference import read_reference
+    from attn_export.truth.reference import read_reference
 
     run, path = RunOptions.of(run), Path(graph)
     check_installed("torch")

@@ -42,11 +42,7 @@ def match_names(
     graph: Graph[onnx.ModelProto], reference: Reference, names: Mapping[str, str]
 ) -> TensorNames:
     """Return all names in a graph by those of a reference, after its inputs and outputs match."""
-    from attn_export.graph.signature_check import (
-        inputs_of,
-        match_graph_file,
-        matched_names,
-    )
+    from attn_export.graph.signature_check import inputs_of, match_graph_file, matched_names
 
     for value in graph.model.graph.output:
         if value.name in reference.undeclared:

@@ -12,7 +12,7 @@ from pathlib import Path
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import GOLDEN, read_bundle, shapes_of
 from attn_export.errors import RuntimeFailure, UsageError, counted
-from attn_export.explain import fault_attribution, graph_evaluation, node_differences
+from attn_export.explain import fault_attribution, graph_evaluation, localise
 from attn_export.explain.causes import Observations, causes, quality_sentences, wrong_signature
 from attn_export.explain.eager_values import ValueReference
 from attn_export.explain.experiments import (
@@ -22,13 +22,7 @@ from attn_export.explain.experiments import (
     run_scaled_inputs,
     shrink_case,
 )
-from attn_export.explain.explanation import (
-    Cause,
-    Deviation,
-    Explanation,
-    Lines,
-    SearchWork,
-)
+from attn_export.explain.explanation import Cause, Deviation, Explanation, Lines, SearchWork
 from attn_export.explain.graph_evaluation import EvaluatedGraph
 from attn_export.explain.graph_run import (
     GoldenCase,
@@ -120,7 +114,7 @@ class _FailingRun:
         phase("looking for the first wrong value")
         lines = self._lines()
         if evaluated is None:
-            first = node_differences.changed_node(runner, self.bundled, trial, lines)
+            first = localise.changed_node(runner, self.bundled, trial, lines)
             fault = "graph" if first is not None and fault == "unknown" else fault
         elif lossy:
             first = fault_attribution.first_lossy(evaluated, cases, lines)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle.golden import tried_note
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.errors import UsageError, one_line
-from attn_export.results import BASE, Case, Golden, RuntimeRun, TensorNames, Verdict
+from attn_export.results import BASE, Case, Detail, Golden, RuntimeRun, TensorNames, Verdict
 from attn_export.runtimes.pool import Pool
 from attn_export.system_info import processor
 
@@ -111,6 +111,38 @@ def judge_goldens(
         *_levels_notes(pool),
     )  # fmt: skip
     return Judged(goldens, runs, verdicts, quality, notes)
+
+
+_BATCHES_APART = 3
+"""The largest batch size that is tried with other sizes of its own; larger ones share theirs."""
+
+
+def tried_note(cases: Sequence[Case], batch: str) -> str:
+    """Return a note with the smallest and the largest tried sizes, for each number of sequences.
+
+    `batch`: The name of the batch axis.
+    """
+    sizes_of: dict[int, list[Mapping[str, int]]] = {}
+    for case in cases:
+        sizes_of.setdefault(min(case.sizes.get(batch, 1), _BATCHES_APART + 1), []).append(
+            case.sizes
+        )
+
+    def others(tried: Sequence[Mapping[str, int]]) -> str:
+        names = dict.fromkeys(name for sizes in tried for name in sizes if name != batch)
+        return ", ".join(_range(name, tried) for name in names)
+
+    parts = []
+    for text, alike in itertools.groupby((sizes_of[size] for size in sorted(sizes_of)), others):
+        batches = _range(batch, [*itertools.chain(*alike)])
+        parts += [", ".join(filter(None, (batches, text)))]
+    text = "; ".join(filter(None, parts)) or "one, since no axis is dynamic"
+    return Detail(f"sizes: {text}")
+
+
+def _range(axis: str, tried: Sequence[Mapping[str, int]]) -> str:
+    found = {sizes[axis] for sizes in tried if axis in sizes}
+    return f"{axis} {'-'.join(map(str, dict.fromkeys((min(found), max(found)))))}" if found else ""
 
 
 def _slices_notes(runs: Sequence[RuntimeRun]) -> list[str]:

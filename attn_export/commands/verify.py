@@ -31,20 +31,19 @@ from attn_export.bundle.manifest import (
     spec_text,
 )
 from attn_export.bundle.quality_vectors import claim_notes, quantised_parts, read_quality
-from attn_export.commands.attestation import attested
 from attn_export.commands.options import BUDGET, limit_own_memory, option, run_options, with_help
 from attn_export.commands.output import Output, output_options
 from attn_export.dialect_names import MODEL
-from attn_export.errors import BundleError, UsageError, choose, one_line, printable
-from attn_export.judge.gate import apply_baseline, read_baseline, write_baseline
+from attn_export.errors import BundleError, UsageError, choose, printable
+from attn_export.judge.gate import apply_baseline, failed_in, read_baseline, write_baseline
+from attn_export.optional_parts import hooks
 from attn_export.quality import Budget, kept_notes
 from attn_export.report.progress import options_of_call
 from attn_export.results import BundleCheck, Report, StoredCase
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.run_options import RunKeywords, RunOptions
-from attn_export.schema import GraphFile, Manifest, ReportFile
+from attn_export.schema import GraphFile, Manifest
 from attn_export.system_info import environment
-from attn_export.untrusted_files import checked, parse_json, read_text
 
 
 @with_help(
@@ -93,7 +92,7 @@ def verify_command(
     """Replay a bundle's test cases; needs torch only with --recompute or --sizes."""
     last_failed = options.pop("last_failed")
     if last_failed is not None:
-        options["cases"] = (*options["cases"], *_failed_in(last_failed))
+        options["cases"] = (*options["cases"], *failed_in(last_failed))
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
@@ -104,19 +103,6 @@ def verify_command(
 
             report = explain_failures(report, bundle, graph, run=run)
     return destinations.render(report, place=None)
-
-
-def _failed_in(path: Path) -> list[str]:
-    """Return the names of the cases that did not pass in a report."""
-    try:
-        report = checked(parse_json(read_text(path)), ReportFile)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the report {path}: {one_line(error)}") from error
-    failed = (each.case for each in report.verdicts if each.status != "passed")
-    names = dict.fromkeys(filter(None, failed))
-    if not names:
-        raise UsageError(f"no case failed in {path}; leave --last-failed out")
-    return [*names]
 
 
 def verify(
@@ -379,3 +365,22 @@ def _described(path: Path, manifest: Manifest) -> GraphFile:
 
     file = manifest.graphs.get(path.name) or GraphFile(path.name)
     return match_graph_file(load_proto(path), path.name, file, manifest.inputs, manifest.outputs)
+
+
+@contextlib.contextmanager
+def attested(
+    bundle: Path, signer: Path | str | None, issuer: str | None
+) -> Iterator[tuple[Path, BundleCheck]]:
+    """Yield the folder to read a bundle from, and the check of the rest.
+
+    `signer` and `issuer` are those of --trust and --oidc-issuer.
+    """
+    for of_part in hooks("attested"):
+        with of_part(bundle, signer, issuer) as found:
+            yield found
+        return
+    if signer is not None or issuer is not None:
+        raise UsageError(
+            "--trust needs the part attestation, which is missing; install attn-export whole"
+        )
+    yield bundle, lambda: None

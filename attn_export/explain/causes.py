@@ -11,14 +11,7 @@ from pathlib import Path
 from attn_export.bundle.golden import read_golden
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import distance, is_plain, read_quality
-from attn_export.explain.explanation import (
-    Blame,
-    Cause,
-    Deviation,
-    Experiment,
-    Lines,
-    line_suffix,
-)
+from attn_export.explain.explanation import Blame, Cause, Deviation, Experiment, Lines, line_suffix
 from attn_export.explain.graph_run import GoldenCase, GraphRun
 from attn_export.explain.match import Match
 from attn_export.explain.pattern import Pattern

@@ -47,7 +47,7 @@ def where_it_leaves(graph: Evaluation, values: Values, steps: Sequence[Reference
     if not related:
         return ""
     behind = compared[compared.index(related[-1]) + 1 :]
-    if behind and _has_output(graph, behind):
+    if any(not set(graph.outputs).isdisjoint(one.node.output) for one in behind):
         before = related[-1]
         return (
             f"behind {_shown(before)}, which is {before.away:.1e} from the model's value, nothing "
@@ -68,11 +68,6 @@ def where_it_leaves(graph: Evaluation, values: Values, steps: Sequence[Reference
 
 def _median(compared: Sequence[_Compared]) -> float:
     return max(float(np.median([one.away for one in compared] or [0.0])), _ROUNDED)
-
-
-def _has_output(graph: Evaluation, compared: Sequence[_Compared]) -> bool:
-    """Return whether an output of the graph is among the values of nodes."""
-    return any(not set(graph.outputs).isdisjoint(one.node.output) for one in compared)
 
 
 def _shown(one: _Compared) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
+from onnx import helper
 
-from attn_export.explain.branches import in_one_branch
 from attn_export.explain.comparison import Evidence
 from attn_export.explain.eager_values import ValueReference, first_unmatched_node
 from attn_export.explain.explanation import Blame, Deviation, Lines, OutOfTime
@@ -21,6 +22,7 @@ from attn_export.explain.graph_run import GoldenCase, GraphRun, GraphRunner
 from attn_export.explain.inexact_operators import inexact_operator
 from attn_export.explain.localise import (
     GRAPHS_AGREE,
+    NO_SUCH_NODE,
     first_difference,
     first_runtime_deviation,
     first_value_in_no_right_graph,
@@ -28,13 +30,12 @@ from attn_export.explain.localise import (
     write_with_all_outputs,
 )
 from attn_export.explain.match import Match, matches
-from attn_export.explain.node_differences import NO_SUCH_NODE
 from attn_export.explain.value_relations import first_relation
-from attn_export.float64.evaluate import Values
+from attn_export.float64.evaluate import Evaluation, Values
 from attn_export.measures import eps, measure
 from attn_export.results import Arrays
 from attn_export.temp_folders import scratch
-from attn_export.tensorfile import is_floating
+from attn_export.tensorfile import Array, is_floating
 
 _LOCALISED = 6
 """The largest number of cases in which the first wrong node is located."""
@@ -89,7 +90,8 @@ def known_faults(
             continue
         outputs = base.evaluation.outputs_of(values)
         layout = base.runner.to_graph_layout(target)
-        allowed = _allowed_errors(case) if case in trial.passed else {}
+        errors = case.golden.allowed.items() if case in trial.passed else ()
+        allowed = {name: error.whole for name, error in errors if error is not None}
         evidence.append(Evidence(values, outputs, layout, case.sizes, allowed))
     matching = []
     if evidence:
@@ -133,10 +135,6 @@ def _actual_outputs(
     if suspect is None or values is None:
         return trial.ran.outputs.get(case.name)
     return suspect.runner.to_case_layout(suspect.evaluation.outputs_of(values))
-
-
-def _allowed_errors(case: GoldenCase) -> dict[str, float]:
-    return {name: error.whole for name, error in case.golden.allowed.items() if error is not None}
 
 
 def first_deviation(
@@ -213,7 +211,7 @@ def _first_over_cases(
     if counterpart is None:
         return None
     others = sample_cases(trial.passed, ALIKE)
-    suspect, counterpart, chosen = in_one_branch(suspect, counterpart, [*cases, *others])
+    suspect, counterpart, chosen = _in_one_branch(suspect, counterpart, [*cases, *others])
     order = {node.name: number for number, node in enumerate(suspect.evaluation.nodes)}
     deviations, compared = [], []
     for case in chosen:
@@ -301,3 +299,54 @@ def _counterpart(
         key=lambda candidate: len(names.intersection(candidate.evaluation.producer)),
         default=None,
     )
+
+
+# -- graphs with the branches that a case takes in place of their If nodes ----------------------
+
+
+def _in_one_branch(
+    suspect: EvaluatedGraph, counterpart: EvaluatedGraph, cases: Sequence[GoldenCase]
+) -> tuple[EvaluatedGraph, EvaluatedGraph, list[GoldenCase]]:
+    """Return two graphs without `If` nodes, and the cases that take the branches that they have."""
+    graphs, chosen = [], list(cases)
+    for graph in (suspect, counterpart):
+        taken = {
+            case.name: [bool(values[node.input[0]]) for node in _branching(graph.evaluation)]
+            for case in chosen
+            if (values := graph.values(case)) is not None
+        }
+        if not any(taken.values()):  # there is no such node, or no case can be computed
+            graphs.append(graph)
+            continue
+        first = next(case for case in chosen if case.name in taken)
+        chosen = [case for case in chosen if taken.get(case.name) == taken[first.name]]
+        inputs = graph.runner.to_graph_layout(first.inputs)
+        inlined = dataclasses.replace(graph, evaluation=_inlined(graph.evaluation, inputs))
+        graphs.append(inlined)
+    return graphs[0], graphs[1], chosen
+
+
+def _branching(evaluation: Evaluation) -> list[onnx.NodeProto]:
+    return [node for node in evaluation.nodes if node.op_type == "If"]
+
+
+def _inlined(evaluation: Evaluation, inputs: Mapping[str, Array]) -> Evaluation:
+    """Return a graph with the branches that it takes with some inputs, nested ones too."""
+    if not _branching(evaluation):
+        return evaluation
+    values = evaluation.values(inputs)
+    model = onnx.ModelProto()
+    model.CopyFrom(evaluation.proto)
+    del model.graph.node[:]
+    for node in evaluation.nodes:
+        if node.op_type != "If":
+            model.graph.node.append(node)
+            continue
+        taken = "then_branch" if values[node.input[0]] else "else_branch"
+        branch = next(a.g for a in node.attribute if a.name == taken)
+        model.graph.initializer.extend(branch.initializer)
+        model.graph.node.extend(branch.node)
+        for inner, name in zip(branch.output, node.output, strict=True):
+            identity = helper.make_node("Identity", [inner.name], [name], f"{node.name}.{name}")
+            model.graph.node.append(identity)
+    return _inlined(Evaluation(model), inputs)

@@ -63,7 +63,9 @@ def _of_weight(
     if node.op_type not in _READERS:
         return
     at, scale_at, zero_at = _READERS[node.op_type]
-    name, scale, zero = (_input(node, number) for number in (at, scale_at, zero_at))
+    name, scale, zero = (
+        node.input[n] if 0 <= n < len(node.input) else "" for n in (at, scale_at, zero_at)
+    )
     made = graph.producer.get(name)
     if made is not None and made.op_type == "Gather":  # rows of a table
         name = made.input[0]
@@ -89,10 +91,6 @@ def _of_weight(
         ratio = float(given_scale.item() / np.mean(step))
         if abs(ratio - 1) > _SCALED:
             yield f"has {ratio:.3g} times the scale that the integers of {path} have"
-
-
-def _input(node: onnx.NodeProto, number: int) -> str:
-    return node.input[number] if 0 <= number < len(node.input) else ""
 
 
 def _rounded_from(weight: Array, parameters: Sequence[ReferenceStep]) -> tuple[str, Array] | None:

@@ -228,7 +228,7 @@ def _of_elements(node: onnx.NodeProto, values: Values) -> Iterator[_Repair]:
     kind, value = node.op_type, values[node.output[0]]
     if isinstance(value, np.ndarray) and _hides_little(value):
         text = f"adds {value.min():.6g} to the scores of hidden keys, and should add a huge number"
-        yield _repair(text, _hidden, of_output=True)
+        yield _repair(text, lambda x: np.where(x < 0, -_HUGE, x), of_output=True)
     for table in (_OF_TWO, _COMPARED, _JOINED):
         if kind in table and len(node.input) == 2:
             yield from (_repair(f"should be {n}", f) for n, f in table.items() if n != kind)
@@ -274,10 +274,6 @@ def _of_axes(node: onnx.NodeProto, ndim: int, operands: Sequence[object]) -> Ite
 
 def _other_branches(condition: Array, one: Array, other: Array) -> Array:
     return np.asarray(np.where(condition, other, one))
-
-
-def _hidden(value: Array) -> Array:
-    return np.where(value < 0, -_HUGE, value)
 
 
 def _first(function: _Function) -> _Function:

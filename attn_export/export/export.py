@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.onnx_attention import emit_canonical_attention
@@ -202,11 +205,10 @@ def _as_parts_capture(subject: Subject) -> Iterator[None]:
     """Replace functions that a user's module calls, inside this block."""
     with contextlib.ExitStack() as stack:
         if not isinstance(subject, Layer):
-            from attn_export.export.cached_functions import without_caches
             from attn_export.export.flex import flex_in_capture
             from attn_export.export.loops import loops_in_capture
 
-            stack.enter_context(without_caches(subject.module))
+            stack.enter_context(_without_caches(subject.module))
             stack.enter_context(flex_in_capture())
             stack.enter_context(loops_in_capture())
             for capturing in hooks("capturing"):
@@ -323,3 +325,27 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def _without_caches(module: nn.Module) -> Iterator[None]:
+    """Take functools.lru_cache off the functions of a module's files, inside this block.
+
+    A size that is traced cannot be a key, and what is made of it is of no use later.
+    """
+    kinds = {type(part) for part in module.modules()}
+    kinds = {kind for kind in kinds if not kind.__module__.startswith("torch.")}
+    files = {id(file): file for kind in kinds if (file := sys.modules.get(kind.__module__))}
+    before: list[tuple[Any, str, Any]] = [
+        (owner, name, value)
+        for owner in (*kinds, *files.values())
+        for name, value in vars(owner).items()
+        if isinstance(value, functools._lru_cache_wrapper)
+    ]
+    try:
+        for owner, name, value in before:
+            setattr(owner, name, value.__wrapped__)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
+import math
+import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from attn_export.cases.draw import Interface, add_sums, sizes_text
-from attn_export.errors import UsageError, counted, one_line, printable
+from attn_export.errors import UsageError, WeightsError, counted, one_line, printable
 from attn_export.interface import Shape
 from attn_export.results import Case
 from attn_export.tensorfile import Array, is_floating, numpy_dtype
-from attn_export.untrusted_files import parse_json, read_text
+from attn_export.untrusted_files import parse_json, read_bytes, read_text
+from attn_export.weights.source import listed
 
 OWN = "own_inputs_"
 """The start of the names of cases of the user's own inputs."""
@@ -115,10 +119,9 @@ def _sets(source: str, found: Any, names: Collection[str]) -> tuple[Mapping[str,
 
 
 def _arrays_in(path: Path, names: Sequence[str]) -> Mapping[str, Array]:
-    from attn_export.weights.npz_files import read_npz
 
     try:
-        return read_npz(path, names, _MOST_BYTES)
+        return _read_npz(path, names, _MOST_BYTES)
     except OSError as error:
         raise UsageError(f"--inputs {path}: {error.strerror or error}") from error
     except (UsageError, MemoryError):
@@ -273,3 +276,59 @@ def _checked_sizes(
                 f"{printable(text, 80)} is {sizes[axis]}"
             )
     return sizes
+
+
+# -- named arrays in untrusted .npz files -------------------------------------------------------
+
+_NPY = ".npy"
+"""The suffix of an array inside a .npz file."""
+
+_MAX_HEADER = 1024
+"""The largest size in bytes of the header of an array in a .npz file; usual headers have 128."""
+
+
+def _read_npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Array]:
+    """Return the arrays of a .npz file, none of which is a pickle.
+
+    `max_bytes`: The largest size of the file, and of each array in it, in bytes.
+    """
+    with zipfile.ZipFile(io.BytesIO(read_bytes(path, max_bytes))) as archive:
+        members = {info.filename.removesuffix(_NPY): info for info in archive.infolist()}
+        _check_names(path, members, names)
+        arrays = {}
+        for name, info in members.items():
+            if info.file_size > max_bytes:
+                raise WeightsError(
+                    f"{path}: {name} takes {info.file_size} bytes, and {max_bytes} is the most"
+                )
+            with archive.open(info) as stream:
+                arrays[name] = _npy(stream.read(max_bytes))
+        return arrays
+
+
+def _npy(data: bytes) -> Array:
+    """Read an .npy file; the header is checked before an array is allocated."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array has the version {version} of the format")
+    read = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )  # fmt: skip
+    shape, is_fortran, dtype = read(stream, max_header_size=_MAX_HEADER)
+    content = data[stream.tell() :]
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"{len(content)} bytes are no {list(shape)} of {dtype}")
+    array = np.frombuffer(content, dtype).astype(dtype.newbyteorder("="))
+    return array.reshape(shape, order="F" if is_fortran else "C").copy()
+
+
+def _check_names(path: Path, arrays: Iterable[str], names: Sequence[str]) -> None:
+    """Raise WeightsError if an array has another name."""
+    other = [name for name in arrays if name not in names]
+    if other:
+        raise WeightsError(
+            f"{path} holds {counted(len(other), 'array')} of another name: {listed(other)}; it "
+            f"may hold {', '.join(names)}"
+        )

@@ -34,8 +34,9 @@ def preserve_state(module: nn.Module) -> Iterator[None]:
     dicts, lists or sets, but not the values of tensors.
     """
     before = [
-        (part, dict(vars(part)), [(value, value.copy()) for value in _containers(part)])
+        (part, dict(own), [(x, x.copy()) for x in own.values() if type(x) in (dict, list, set)])
         for part in module.modules()
+        for own in [vars(part)]
     ]
     try:
         yield
@@ -45,10 +46,6 @@ def preserve_state(module: nn.Module) -> Iterator[None]:
             vars(part).update(attributes)
             for container, contents in containers:
                 _restore(container, contents)
-
-
-def _containers(part: nn.Module) -> list[Contents]:
-    return [value for value in vars(part).values() if type(value) in (dict, list, set)]
 
 
 def _restore(container: Contents, contents: Contents) -> None:

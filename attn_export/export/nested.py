@@ -6,6 +6,7 @@ attributes and put together by `copy.deepcopy`, so no class has to be known or r
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import enum
@@ -13,14 +14,38 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
-from attn_export.errors import ExportError, UsageError, WeightsError, one_line
-from attn_export.export.trees import checked_inputs, dense
+from attn_export.errors import ExportError, UsageError, WeightsError, one_line, printable
+
+_ADVICE = (
+    (
+        r"block_mask was created for block_mask\.shape=\((.*?)\)",
+        r"a block mask of the sizes \1, which are not those of the inputs",
+        "make it in forward: create_block_mask(mask_mod, None, None, q.shape[-2], k.shape[-2])",
+    ),
+    (
+        r"NestedTensor",
+        "a nested tensor, which lacks an operation",
+        "pad and mask the sequences, and pass enable_nested_tensor=False to nn.TransformerEncoder",
+    ),
+)
+"""Rows of a pattern that matches an error's text, the construct that causes it, and what to write
+instead."""
+
+
+def _cause_in_run(error: Exception) -> str:
+    """Return why a run of a module raised, on one line."""
+    for pattern, construct, instead in _ADVICE:
+        if match := re.search(pattern, str(error)):
+            return f"{match.expand(construct)}; {instead}"
+    return one_line(error)
+
 
 _CONSTANTS = (bool, int, float, str, type(None))
 """Types of constants in inputs. A constant becomes a part of the exported module."""
@@ -123,7 +148,7 @@ class InputTree:
         Raises:
             UsageError: If there is something that is no dense tensor, constant or copyable object.
         """
-        with checked_inputs(inputs):
+        with _checked_inputs(inputs):
             arguments = {name: _own(name, value) for name, value in inputs.items()}
             contents = Leaves.of(arguments)
         tensors, constants = dict[str, Tensor](), dict[str, Any]()
@@ -135,7 +160,7 @@ class InputTree:
                     "and objects with them, and plain constants"
                 )
             if isinstance(leaf, Tensor):
-                tensors[place] = dense(place, leaf)
+                tensors[place] = _dense(place, leaf)
             elif not owner:
                 constants[place] = leaf
         return cls(tensors, {name: name for name in tensors}, constants, _arguments=arguments)
@@ -295,10 +320,8 @@ class Results:
         except WeightsError:
             raise
         except Exception as error:
-            from attn_export.export.run_errors import cause_in_run
-
             at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
-            raise ExportError(f"the module raised at {at}: {cause_in_run(error)}") from error
+            raise ExportError(f"the module raised at {at}: {_cause_in_run(error)}") from error
         return self.read(returned, arguments)
 
     def read(self, returned: Any, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -320,3 +343,30 @@ class Results:
                     f"{type(leaves.get(place)).__name__} at other sizes; give it always"
                 )
         return {name: leaves[place] for name, place in places.items()}
+
+
+# -- refusals of inputs that are like no array ----------------------------------------------------
+
+
+@contextlib.contextmanager
+def _checked_inputs(inputs: Mapping[Any, Any]) -> Iterator[None]:
+    """Refuse names that are no strings, and values that hold themselves, inside this block."""
+    for name in inputs:
+        if not isinstance(name, str):
+            raise UsageError(f"inputs are named by strings; got {printable(repr(name), 60)}")
+    try:
+        yield
+    except RecursionError as error:
+        raise UsageError(f"inputs {', '.join(inputs)} are nested without end") from error
+
+
+def _dense(place: str, tensor: Tensor) -> Tensor:
+    """Return a tensor; raise an error if it is not like an array in memory."""
+    if tensor.is_nested:
+        raise UsageError(f"{place} is a nested tensor; pass a padded one, and a mask")
+    if tensor.is_meta or hasattr(tensor, "fake_mode"):
+        raise UsageError(f"{place} is a tensor without values; pass one with values")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise UsageError(f"{place} is a {kind} tensor; pass a dense one")
+    return tensor

@@ -247,16 +247,12 @@ def _in_any_type(own: Callable[..., Any], args: Any, options: Any) -> Any:
     try:
         return own(*args, **options)
     except Exception:
-        args, options = tree_map_only(Tensor, _narrow, (args, options))
-        return tree_map_only(Tensor, _wide, own(*args, **options))
-
-
-def _narrow(x: Tensor) -> Tensor:
-    return x.float() if x.dtype == torch.float64 else x
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.double() if x.dtype == torch.float32 else x
+        args, options = tree_map_only(
+            Tensor, lambda x: x.float() if x.dtype == torch.float64 else x, (args, options)
+        )
+        return tree_map_only(
+            Tensor, lambda x: x.double() if x.dtype == torch.float32 else x, own(*args, **options)
+        )
 
 
 def _is_onnx(function: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,21 +13,19 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from attn_export.errors import (
-    ExportError,
-    UsageError,
-    WeightsError,
-    counted,
-    first_few,
-    printable,
-)
+from attn_export.errors import ExportError, UsageError, WeightsError, counted, first_few, printable
 from attn_export.export.mapped_weights import PARTS
 from attn_export.export.module_state import copy_module
-from attn_export.graph.ir_helpers import nodes_of, optional_input, set_type
+from attn_export.graph.ir_helpers import (
+    add_initializer,
+    add_lazy,
+    nodes_of,
+    optional_input,
+    set_type,
+)
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.quantised_weights import store_integers
 from attn_export.quality import FLOATING, Budget, kept_notes
-from attn_export.quantiser import NEAREST, QuantisedWeight, quantise
+from attn_export.quantiser import NEAREST, ORDER, QuantisedWeight, quantise
 
 _BLOCKS = {"int4": (32, 16), "int8": (0,)}
 """The numbers of inputs that may share a scale, by the dtype of weights; 0 for all of an output."""
@@ -118,7 +116,7 @@ class IntegerLinears:
                 stored[name] = [part.weight for part in parts]
             else:
                 left.append(name)
-        store_integers(model, stored)
+        _store_integers(model, stored)
         return left
 
     def _write_out(self, model: ir.Model, node: ir.Node) -> None:
@@ -181,7 +179,8 @@ class QuantisedLinears(IntegerLinears):
         ]
         self.kept: dict[str, str] = {}
         for part, of_part in (keep or {}).items():
-            paths = [path for path, *_ in fitting if _is_in(part, path)]
+            # A part of a path, of whole words, is that of a module or of what holds it.
+            paths = [path for path, *_ in fitting if f".{part}." in f".{path}."]
             self.kept |= dict.fromkeys(paths, of_part)
             if of_part not in (FLOATING, *_BLOCKS):
                 given, types = printable(f"{part}={of_part}", 60), ", ".join(_BLOCKS)
@@ -261,11 +260,6 @@ class QuantisedLinears(IntegerLinears):
             layer._parameters[name] = before
 
 
-def _is_in(part: str, path: str) -> bool:
-    """Return whether a part of a path, of whole words, is that of a module or of what holds it."""
-    return f".{part}." in f".{path}."
-
-
 def _names_of(layer: nn.Module, by_input: tuple[type[nn.Module], ...]) -> list[str]:
     """Return the names of the weights of a linear layer, or of the projections of attention."""
     names: tuple[str, ...] = ()
@@ -293,3 +287,75 @@ def with_integers(subject: Any, dtype: str) -> Any:
         module=module, linears=linears, budget=default_budget(dtype), rewrite=store,
         notes=(*subject.notes, *linears.notes),
     )  # fmt: skip
+
+
+# -- weights as integers in a graph -------------------------------------------------------------
+
+
+def _store_integers(model: ir.Model, weights: Mapping[str, Sequence[QuantisedWeight]]) -> None:
+    """Store weights as integers, scales and zero points, which a DequantizeLinear reads.
+
+    If the rows of a weight are in another order, the inputs of its products are put in it.
+
+    `weights`: Each by its name, as the parts that lie side by side in it.
+    """
+    for name, parts in weights.items():
+        float_weight = model.graph.initializers.pop(name)
+        float_weight.name = f"{name}_float32"
+        stored = _add_initializers(model, name, parts)
+        _dequantise(model, name, parts[0], float_weight, stored)
+
+
+def _add_initializers(
+    model: ir.Model, name: str, parts: Sequence[QuantisedWeight]
+) -> list[ir.Value]:
+    """Add initialisers for integers, scales and, if there are any, zero points."""
+    first = parts[0]
+    outputs = sum(part.integers.shape[1] for part in parts)
+
+    def add(name: str, dtype: ir.DataType, of: Callable[[QuantisedWeight], Any]) -> ir.Value:
+        # One scale for each output is stored as a vector, which older opsets support, too.
+        like = of(first)
+        is_vector = len(like) == 1 and not first.is_blocked
+        shape = [outputs] if is_vector else [len(like), outputs]
+
+        def read() -> np.ndarray:
+            beside = np.concatenate([of(part) for part in parts], axis=1)
+            return beside[0] if is_vector else beside
+
+        return add_lazy(model, name, dtype, shape, read)
+
+    dtype = ir.DataType[first.dtype.upper()]
+    stored = [
+        add(name, dtype, lambda part: part.integers),
+        add(f"{name}_scale", ir.DataType.FLOAT, lambda part: part.scales),
+    ]
+    if first.zero_points is not None:
+        stored.append(add(f"{name}_zero_point", dtype, lambda part: part.zero_points))
+    return stored
+
+
+def _dequantise(
+    model: ir.Model,
+    name: str,
+    weight: QuantisedWeight,
+    float_weight: ir.Value,
+    stored: list[ir.Value],
+) -> None:
+    """Replace a weight by the output of a DequantizeLinear for all readers."""
+    layout = {"axis": 0, "block_size": weight.block} if weight.is_blocked else {"axis": 1}
+    scope = name.rpartition(".")[0].replace(".", "/")
+    node = ir.node("DequantizeLinear", stored, layout, name=f"{scope}/DequantizeLinear")
+    output = set_type(node.outputs[0], ir.DataType.FLOAT, float_weight.shape)
+    output.name = f"{node.name}.out"
+    products = [use.node for use in float_weight.uses()]
+    float_weight.replace_all_uses_with(output)
+    model.graph.insert_before(model.graph[0], node)
+    if weight.order is None:
+        return
+    order = add_initializer(model, f"{name}{ORDER}", weight.order, ir.DataType.INT64)
+    for product in products:
+        x = product.inputs[0]
+        assert x is not None, name
+        ordered = Builder(model, product)("Gather", x, order, axis=-1)
+        product.replace_input_with(0, set_type(ordered, ir.DataType.FLOAT, x.shape))

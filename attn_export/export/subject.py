@@ -17,14 +17,7 @@ from torch.export import Dim
 from attn_export.attention import Attention, seeded_attention
 from attn_export.attention.positions import NARROW
 from attn_export.bundle.manifest import SPEC
-from attn_export.cases.draw import (
-    TRACED_SIZES,
-    Interface,
-    add_sums,
-    bounds,
-    draw_inputs,
-    may_try,
-)
+from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, bounds, draw_inputs, may_try
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.errors import ExportError
 from attn_export.export import subject_checks

@@ -233,7 +233,8 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
     whole = not (example.is_floating_point() or example.dtype == torch.bool)
     span = _span(example) if whole and example.numel() else (0, 0)
     first = True if whole and _is_all_ones(example) else _first(example)
-    return Input(shape, dtype_of(example), *span, first, _hides(example))
+    hides = example.is_floating_point() and bool((example == -torch.inf).any())
+    return Input(shape, dtype_of(example), *span, first, hides)
 
 
 def _span(example: Tensor) -> tuple[int, int]:
@@ -254,10 +255,6 @@ def _first(example: Tensor) -> bool | None:
         return None
     starts = set(example[..., 0].flatten().tolist())
     return bool(starts.pop()) if len(starts) == 1 else None
-
-
-def _hides(example: Tensor) -> bool:
-    return example.is_floating_point() and bool((example == -torch.inf).any())
 
 
 def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:

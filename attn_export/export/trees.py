@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_export.cases.draw import (
-    ANY,
-    MAX_SIZE,
-    Bounds,
-    Sizes,
-    add_sums,
-    sizes_from,
-    sizes_text,
-)
-from attn_export.errors import UsageError, printable
+from attn_export.cases.draw import ANY, MAX_SIZE, Bounds, Sizes, add_sums, sizes_from, sizes_text
+from attn_export.errors import UsageError
 from attn_export.interface import Shape, axes_in, size_of
 from attn_export.tensorfile import numpy_dtype
 
@@ -281,30 +272,3 @@ def spares_of(sums: Mapping[str, str], sizes: Sizes) -> dict[str, int]:
             none, one = (size_of(text, {**sizes, spare: number}) for number in (0, 1))
             found[spare] = (sizes[name] - none) // (one - none)
     return found
-
-
-# -- refusals of inputs that are like no array ----------------------------------------------------
-
-
-@contextlib.contextmanager
-def checked_inputs(inputs: Mapping[Any, Any]) -> Iterator[None]:
-    """Refuse names that are no strings, and values that hold themselves, inside this block."""
-    for name in inputs:
-        if not isinstance(name, str):
-            raise UsageError(f"inputs are named by strings; got {printable(repr(name), 60)}")
-    try:
-        yield
-    except RecursionError as error:
-        raise UsageError(f"inputs {', '.join(inputs)} are nested without end") from error
-
-
-def dense(place: str, tensor: Tensor) -> Tensor:
-    """Return a tensor; raise an error if it is not like an array in memory."""
-    if tensor.is_nested:
-        raise UsageError(f"{place} is a nested tensor; pass a padded one, and a mask")
-    if tensor.is_meta or hasattr(tensor, "fake_mode"):
-        raise UsageError(f"{place} is a tensor without values; pass one with values")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise UsageError(f"{place} is a {kind} tensor; pass a dense one")
-    return tensor

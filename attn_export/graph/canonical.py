@@ -59,7 +59,9 @@ def canonicalize(
         model,
         onnx_shape_inference=False,
         # Folding nodes that read weights would lose the weights' names; runtimes fold them.
-        should_fold=lambda node: False if _reads(node, parameters) else None,
+        should_fold=lambda node: (
+            False if any(x is not None and x.name in parameters for x in node.inputs) else None
+        ),
     )
     common.IdentityEliminationPass()(model)
     fuse_attention(model)
@@ -222,7 +224,3 @@ def strip_metadata(model: ir.Model) -> None:
     for part in (model, model.graph):
         part.metadata_props.clear()
         part.doc_string = None
-
-
-def _reads(node: ir.Node, names: Set[str]) -> bool:
-    return any(value is not None and value.name in names for value in node.inputs)

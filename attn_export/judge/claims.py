@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from attn_export.bundle.manifest import MANIFEST
 from attn_export.dialect_names import CUDA, QUANTISED, dialect_of
-from attn_export.errors import BundleError, GraphError
-from attn_export.graph.outline import Outline, read_outline
+from attn_export.errors import BundleError, GraphError, one_line
 from attn_export.results import Arrays, Golden
 from attn_export.rule import largest_allowed
 from attn_export.runtimes.child import limited
@@ -23,6 +22,8 @@ from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.protocol import known_limit
 from attn_export.schema import Allowed, GraphEntry, Manifest
 from attn_export.tensorfile import is_floating
+from attn_export.tensorproto import fields
+from attn_export.untrusted_files import read_bytes
 
 
 def check_claims(folder: Path, manifest: Manifest, pool: Pool | None, *, plain_layer: bool) -> None:
@@ -41,7 +42,7 @@ def check_claims(folder: Path, manifest: Manifest, pool: Pool | None, *, plain_l
 
 def within_limits(folder: Path, manifest: Manifest, goldens: Sequence[Golden]) -> list[Golden]:
     """Return golden vectors with a budget, which allows a float graph no more than its types do."""
-    if any(QUANTISED & read_outline(folder / name).operators for name in manifest.graphs):
+    if any(QUANTISED & _read_outline(folder / name).operators for name in manifest.graphs):
         return list(goldens)
     return [dataclasses.replace(g, allowed=dict(_limits(g.expected))) for g in goldens]
 
@@ -57,7 +58,7 @@ def _wrong(
 ) -> Iterator[str]:
     for name, entry in manifest.graphs.items():
         if entry.fixed or entry.layouts or plain_layer:
-            outline = read_outline(folder / name)
+            outline = _read_outline(folder / name)
             yield from _wrong_sizes(manifest, entry, outline)
             operators = sorted(QUANTISED & outline.operators)
             if plain_layer and operators:
@@ -84,7 +85,7 @@ _TOKENS = {"query", "past_key", "past_value"}
 """The inputs of our own layers that have one type unless a cache is quantised."""
 
 
-def _wrong_sizes(manifest: Manifest, entry: GraphEntry, outline: Outline) -> Iterator[str]:
+def _wrong_sizes(manifest: Manifest, entry: GraphEntry, outline: _Outline) -> Iterator[str]:
     """Yield axes that are not as fixed, or not in the order, that the manifest says."""
     found: dict[str, int | str] = {}
     for name, sizes in outline.inputs.items():
@@ -136,3 +137,85 @@ def _is_for_cuda(features: tuple[str, ...], *, in_bfloat16: bool) -> bool:
         computing = (name for name in features if not name.startswith("Cast("))
         return any(name.endswith("(BFLOAT16)") for name in computing)
     return not {"input FLOAT16", "input BFLOAT16"}.isdisjoint(features)
+
+
+# -- what a file of any size holds, read without its tensors ------------------------------------
+
+_MOST_BYTES = 2**31 - 1
+"""The largest size of a protobuf message."""
+
+# The numbers of fields, see https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+_GRAPH, _FUNCTION = 7, 25
+_NODE, _INPUT = 1, 11
+_OP_TYPE, _ATTRIBUTE = 4, 5
+_SUBGRAPH, _SUBGRAPHS = 6, 11
+_FUNCTION_NODE, _DIM_VALUE, _DIM_NAME = 7, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outline:
+    """What a file says of itself.
+
+    Attributes:
+        inputs: The size or name of each axis of each input, by name.
+        operators: The types of the nodes, also of those in subgraphs and functions.
+    """
+
+    inputs: dict[str, list[int | str]]
+    operators: frozenset[str]
+
+
+def _read_outline(path: Path) -> _Outline:
+    """Read the outline of a graph."""
+    try:
+        return _outline(read_bytes(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise GraphError(f"{path} is not an ONNX model: {one_line(error)}") from error
+
+
+def _outline(data: bytes) -> _Outline:
+    inputs, nodes = dict[str, list[int | str]](), list[bytes]()
+    for graph in _messages(data, _GRAPH):
+        for value in _messages(graph, _INPUT):
+            name = next(_messages(value, 1), b"").decode()
+            inputs[name] = [*map(_size, _within(value, 2, 1, 2, 1))]
+        nodes += _nodes_of(graph)
+    for function in _messages(data, _FUNCTION):
+        nodes += [
+            each for node in _messages(function, _FUNCTION_NODE) for each in _with_inner(node)
+        ]
+    operators = (name.decode() for node in nodes for name in _messages(node, _OP_TYPE))
+    return _Outline(inputs, frozenset(operators))
+
+
+def _nodes_of(graph: bytes) -> Iterator[bytes]:
+    for node in _messages(graph, _NODE):
+        yield from _with_inner(node)
+
+
+def _with_inner(node: bytes) -> Iterator[bytes]:
+    """Yield a node and those in its subgraphs."""
+    yield node
+    for attribute in _messages(node, _ATTRIBUTE):
+        for field in (_SUBGRAPH, _SUBGRAPHS):
+            for graph in _messages(attribute, field):
+                yield from _nodes_of(graph)
+
+
+def _size(dim: bytes) -> int | str:
+    sizes = [value for field, value in fields(dim) if field in (_DIM_VALUE, _DIM_NAME)]
+    size = sizes[-1] if sizes else b""
+    return size.decode() if isinstance(size, bytes) else size
+
+
+def _within(data: bytes, *path: int) -> Iterator[bytes]:
+    """Yield the messages that lie within others, along the numbers of their fields."""
+    if not path:
+        yield data
+        return
+    for message in _messages(data, path[0]):
+        yield from _within(message, *path[1:])
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    return (value for field, value in fields(data) if field == number and isinstance(value, bytes))

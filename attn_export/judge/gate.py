@@ -1,4 +1,4 @@
-"""Checks in addition to the judge's rule: the user's tolerances, and the errors of an earlier run.
+"""Checks beside the judge's rule: the user's tolerances, and the errors or failures of another run.
 
 They can only make a verdict fail. A runtime that starts to compute in a narrower type may stay
 within the allowed error, but not near its own earlier error: on the same processor and version, a
@@ -16,7 +16,7 @@ from typing import Any
 from attn_export.errors import UsageError, one_line
 from attn_export.output_folder import write_errors, write_whole
 from attn_export.results import Golden, Report, RuntimeRun, Verdict
-from attn_export.schema import BaselineFile
+from attn_export.schema import BaselineFile, ReportFile
 from attn_export.system_info import processor
 from attn_export.untrusted_files import checked, parse_json, read_text
 
@@ -44,6 +44,19 @@ def read_baseline(path: Path) -> BaselineFile:
         return checked(content, BaselineFile)
     except ValueError as error:
         raise UsageError(f"the baseline {path} was changed: {error}") from error
+
+
+def failed_in(path: Path) -> list[str]:
+    """Return the names of the cases that did not pass in a report."""
+    try:
+        report = checked(parse_json(read_text(path)), ReportFile)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the report {path}: {one_line(error)}") from error
+    failed = (each.case for each in report.verdicts if each.status != "passed")
+    names = dict.fromkeys(filter(None, failed))
+    if not names:
+        raise UsageError(f"no case failed in {path}; leave --last-failed out")
+    return [*names]
 
 
 def apply_baseline(report: Report, baseline: BaselineFile) -> Report:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attn_export.bundle.quality_vectors import Sums
 from attn_export.error_maps import Cells, ErrorMap, ErrorProfile, RelativeTo
 from attn_export.errors import counted
 from attn_export.judge.judge import judge, name_output_axes
@@ -20,7 +21,7 @@ from attn_export.measures import (
     worst_index,
     wrong_kinds,
 )
-from attn_export.quality import Budget, Quality
+from attn_export.quality import Budget, Quality, is_finite, is_logits
 from attn_export.results import Arrays, Detail, Golden, RuntimeRun, Verdict
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
@@ -31,7 +32,6 @@ from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
     from attn_export.interface import Shape
-    from attn_export.judge.runtime_distances import RuntimeDistances
 
 # -- maps of the errors in outputs, for the worst verdict ------------------------------------
 
@@ -205,8 +205,6 @@ def judge_pool(
     """
     runs, distances = pool.absent(), None
     if goldens[0].budgets or any(file.exact for file in pool.files):
-        from attn_export.judge.runtime_distances import RuntimeDistances
-
         distances = RuntimeDistances(pool.run.budgets or goldens[0].budgets or budgets)
     verdicts: list[Verdict] = []
     by_name = {golden.case.name: golden for golden in goldens}
@@ -317,3 +315,35 @@ def _judge_case(
 
 def _any_failed(verdicts: Sequence[Verdict]) -> bool:
     return any(verdict.status == "failed" for verdict in verdicts)
+
+
+class RuntimeDistances:
+    """Sums over the cases that budgets judge, by runtime and output. No output is kept."""
+
+    def __init__(self, budgets: Sequence[Budget]) -> None:
+        self._budgets = tuple(budgets)
+        self._sums: dict[tuple[str, str], Sums] = {}
+
+    def add(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
+        """Add the floating outputs of a case, in the rows that are compared.
+
+        Those with a wrong shape, type, NaN or infinity failed already.
+        """
+        for verdict in verdicts:
+            if verdict.whole is not None:
+                name = verdict.output
+                truth = (golden.floats if golden.rounds_inputs else golden.expected)[name]
+                compared = golden.case.ignored_rows, golden.determined.get(name, ())
+                got = fill_ignored_rows(outputs[name], truth, *compared)
+                sums = self._sums.setdefault((name, verdict.runtime), Sums())
+                sums.add(truth, got, as_logits=is_logits(name))
+
+    def quality(self) -> Quality | None:
+        """Return the distances; None if no output could be measured."""
+        if not self._sums:
+            return None
+        named = [(n, f"{n} in {runtime}", sums) for (n, runtime), sums in self._sums.items()]
+        outputs = [sums.distance(part) for _, part, sums in named]
+        logits = [sums.logits(part) for name, part, sums in named if is_logits(name)]
+        kept = tuple(filter(is_finite, outputs))
+        return Quality(kept, self._budgets, tuple(logits))

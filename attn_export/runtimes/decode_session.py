@@ -19,12 +19,7 @@ import numpy as np
 from attn_export.bundle.manifest import bundle_spec, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError, one_line, printable
 from attn_export.optional_parts import model_hook
-from attn_export.runtimes.decode_buffers import (
-    PREFERRED,
-    check_device,
-    load_session,
-    select_graphs,
-)
+from attn_export.runtimes.decode_buffers import PREFERRED, check_device, load_session, select_graphs
 from attn_export.runtimes.decode_inputs import (
     HIDDEN,
     IDS,

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import Outcome
 from attn_export.runtimes.child import Child, ChildFailedError, child_command
-from attn_export.runtimes.protocol import (
-    SEPARATE,
-    Facts,
-    Limits,
-    Options,
-    Runtime,
-)
+from attn_export.runtimes.protocol import SEPARATE, Facts, Limits, Options, Runtime
 from attn_export.schema import GraphFile
 from attn_export.temp_folders import scratch
 

@@ -168,9 +168,6 @@ class Runtime(Protocol):
     """The npm package that brings it, or ""."""
     required: bool = False
     """True if the tests require it by default; `scripts/setup_runtimes` then installs it, too."""
-    readings: Mapping[str, str] = {}
-    """What probes show, by their names, where it differs from the reference evaluator."""
-
     in_turn: bool = False
     """True if a process of it starts when the one before it has ended, as those of emulators, which
     would fill the memory."""

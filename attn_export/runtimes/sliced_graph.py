@@ -89,7 +89,9 @@ class SlicedEngine(Engine):
                         engine = self._load_model(*self._model_of(part, held))
                         engine = self._in_columns(engine, part.weight) if part.weight else engine
                     taken = {name: held[name] for name in part.takes}
-                    made = engine.run(taken, _bound_in(bound, part))
+                    # Its outputs that share the buffer of one of its inputs.
+                    own = {n: x for n, x in bound.items() if n in part.gives and x in part.takes}
+                    made = engine.run(taken, own)
                     held |= {n: x if n in read_later else _on_disk(x) for n, x in made.items()}
                     advance()
                 except Exception as error:
@@ -176,11 +178,6 @@ def _on_disk(array: np.ndarray) -> np.ndarray:
     if array.nbytes < _SMALL or array.dtype.hasobject or array.dtype.name == "bfloat16":
         return array
     return in_file(array)
-
-
-def _bound_in(bound: Mapping[str, str], part: _Slice) -> dict[str, str]:
-    """Return the outputs of a slice that share the buffer of one of its inputs, with that."""
-    return {n: taken for n, taken in bound.items() if n in part.gives and taken in part.takes}
 
 
 def _cut(model: onnx.ModelProto, most: int) -> Iterator[_Slice]:

@@ -7,25 +7,95 @@ with config.json, the table in docs/spec.md and the tables of tests are generate
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
-from attn_export.spec.field_rows import (
-    DERIVED,
-    HUGE,
-    KEY,
-    LARGEST,
-    LATENT,
-    NOT_LINEAR,
-    OF_LINEAR,
-    TURNED,
-    UNPLACED,
-    Field,
-    count,
-    factor,
-    field,
-    scaled,
-    size,
-)
+DERIVED: Final = -1
+"""The value of an integer field that is derived from other dimensions."""
+
+LARGEST: Final = 2**20
+"""The largest dimension, of which tables still fit into memory."""
+HUGE: Final = 1e30
+"""The largest factor, and 1 / HUGE the smallest one, so that float32 does not overflow."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """Description of one field.
+
+    Attributes:
+        meaning: A phrase for the help of the command line and for docs/spec.md.
+        usual: The text of the default, if the default value is not clear by itself.
+        least: The smallest value; None, as `most`, if there is no range.
+        choices: The allowed values, if there are only a few; else empty.
+        needs: Other fields that must have one of these values, or be set if there are none, for
+            this field to be set: to be another than its default.
+        acts_with: Likewise, for this field to have an effect. It may be set without.
+        excludes: Other fields that must not be set if this one is, and why not.
+        tries: Values with which tests try the field, if they are not all choices, or True.
+        is_option: Whether the command line has an option for the field.
+    """
+
+    meaning: str
+    usual: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    needs: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
+    acts_with: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
+    excludes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tries: tuple[object, ...] = ()
+    is_option: bool = True
+
+
+KEY: Final = "field"
+"""The key of the description in the metadata of a dataclass's field."""
+
+
+def field(meaning: str, *default: Any, **attributes: Any) -> Any:
+    """Return a dataclass field with a description; `attributes` are those of `Field`."""
+    metadata = {KEY: Field(meaning=meaning, **attributes)}
+    if default:
+        return dataclasses.field(default=default[0], metadata=metadata)
+    return dataclasses.field(metadata=metadata)
+
+
+def size(meaning: str, *default: Any, **attributes: Any) -> Any:
+    """Return a field for a dimension."""
+    return field(meaning, *default, least=1, most=LARGEST, **attributes)
+
+
+def factor(meaning: str, *default: Any, **attributes: Any) -> Any:
+    """Return a field for a positive number."""
+    return field(meaning, *default, **{"least": 1e-6, "most": 1e6, **attributes})
+
+
+def count(meaning: str, *default: Any, **attributes: Any) -> Any:
+    """Return a field for an integer that is at least 0."""
+    return field(meaning, *default, least=0, most=2**31 - 1, **attributes)
+
+
+TURNED: Final = {"rotary": ("half", "interleaved")}
+UNPLACED: Final = {
+    "cross": "key and query of cross-attention have no common positions; leave it out"
+}
+LATENT: Final = {"kv_latent_dim": "multi-head latent attention excludes it; leave it out"}
+OF_LINEAR: Final = {"kind": ("linear",)}
+NOT_LINEAR: Final = dict.fromkeys(
+    (
+        "kv_latent_dim", "cross", "packed_qkv", "attn_mask", "attn_weights", "rotary",
+        "window_left", "window_right", "softcap", "alibi", "relative_buckets", "add_bias_kv",
+        "add_zero_attn", "sinks", "dropout", "weights_dtype",
+    ),
+    "linear attention has none; leave it out",
+)  # fmt: skip
+"""What several fields need or exclude."""
+
+
+def scaled(*kinds: str) -> dict[str, tuple[str, ...]]:
+    """Return the `acts_with` of a field of some `rotary_scaling`."""
+    return {"rotary_scaling": kinds}
+
 
 NO_MASK: Final = "none"
 
@@ -55,26 +125,26 @@ class AttentionFields:
     kind: str = field(
         "the kind of attention: softmax, or linear, in which each token changes a state "
         "[B, Hkv, D, Dv] and its queries read it",
-        SOFTMAX, choices=(SOFTMAX, LINEAR), in_config=False, excludes=NOT_LINEAR,
+        SOFTMAX, choices=(SOFTMAX, LINEAR), excludes=NOT_LINEAR,
     )
     update_rule: str = field(
         "the change of the state by a token: its key times its value is added (linear), after the "
         "state decays (gated), or less what the key finds (delta, gated_delta; lengths are then 1)",
-        "gated_delta", choices=("linear", "gated", "delta", "gated_delta"), in_config=False,
+        "gated_delta", choices=("linear", "gated", "delta", "gated_delta"),
         acts_with=OF_LINEAR,
     )
     conv_width: int = field(
         "the tokens, its own included, that a convolution with SiLU of queries, keys and values "
         "sees in linear attention, with past_conv as a further cache; 0 for none",
-        0, least=0, most=64, in_config=False, needs=OF_LINEAR,
+        0, least=0, most=64, needs=OF_LINEAR,
     )
     decay: str = field(
         "the decays of the state of a head: one, or one for each channel of the key",
-        "head", choices=("head", "channel"), in_config=False,
+        "head", choices=("head", "channel"),
         acts_with={"update_rule": ("gated_delta", "gated"), **OF_LINEAR},
     )
     shared_beta: bool = field(
-        "all heads share the rate with which deltas are written", False, in_config=False,
+        "all heads share the rate with which deltas are written", False,
         acts_with={"update_rule": ("gated_delta", "delta"), **OF_LINEAR},
     )
     num_heads: int = size("H, the number of query heads")
@@ -84,7 +154,7 @@ class AttentionFields:
         DERIVED, usual="H",
     )
     head_dim: int = size("D, the width of a query or key head", DERIVED, usual="E / H")
-    v_head_dim: int = size("Dv, the width of a value head", DERIVED, usual="D", in_config=False)
+    v_head_dim: int = size("Dv, the width of a value head", DERIVED, usual="D")
     # DeepSeek-AI 2024 (DeepSeek-V2), sec. 2.1.
     kv_latent_dim: int = field(
         "C, the width of the latent that keys and values of all heads are made from (MLA); the "
@@ -97,26 +167,26 @@ class AttentionFields:
         0, least=0, most=LARGEST, needs={"kv_latent_dim": ()},
     )
     cross: bool = field(
-        "key and value are inputs of their own", False, in_config=False, excludes=LATENT,
+        "key and value are inputs of their own", False, excludes=LATENT,
     )
-    kdim: int = size("the width of key, in cross-attention", DERIVED, usual="E", in_config=False)
+    kdim: int = size("the width of key, in cross-attention", DERIVED, usual="E")
     vdim: int = size(
-        "the width of value, in cross-attention", DERIVED, usual="kdim", in_config=False,
+        "the width of value, in cross-attention", DERIVED, usual="kdim",
     )
     packed_qkv: bool = field(
         "one projection, qkv_proj, makes queries, keys and values",
-        False, in_config=False,
+        False,
         excludes={"cross": "key and query are different inputs; leave packed_qkv out", **LATENT},
     )
     bias: str = field("the projections with a bias: all, none, or some as in q,k,v,out", "all")
     # Vaswani et al. 2017, eq. 1.
     scale: float | None = factor(
         "the factor on the scores",
-        None, usual="1 / sqrt(D)", least=1 / HUGE, most=HUGE, in_config=False, tries=(0.3,),
+        None, usual="1 / sqrt(D)", least=1 / HUGE, most=HUGE, tries=(0.3,),
     )
     causal: bool = field(
         "query i sees keys up to P + i only",
-        False, in_config=False,
+        False,
         excludes={
             "cross": "runtimes disagree on how a causal mask lines up when key and query differ "
             "in length; pass the mask as attn_mask instead"
@@ -125,18 +195,18 @@ class AttentionFields:
     attn_mask: str = field(
         "the dtype and shape of the mask, as in bool[B,1,1,S], float[B,H,L,S], bool[L,S], or "
         "none",
-        NO_MASK, in_config=False,
+        NO_MASK,
     )
     cache: str = field(
         "the KV cache; append: past_* in, present_* = past + new out; in-place: past_* are "
         "buffers of one capacity, past_length says how many keys each batch element holds, and "
         "new keys are written after those (keys beyond are never seen, but must be finite); state: "
         "past_state in, present_state out, of linear attention",
-        "none", choices=("none", "append", "in-place", "state"), in_config=False,
+        "none", choices=("none", "append", "in-place", "state"),
         excludes={"cross": 'cross-attention has no new keys; set cache = "none"'},
     )
     attn_weights: bool = field(
-        "the softmax weights [B, H, L, S] are an output", False, in_config=False,
+        "the softmax weights [B, H, L, S] are an output", False,
     )
     qk_norm: str = field(
         "the normalisation of every query and key head, with learned weights (rms: Qwen3, "
@@ -198,7 +268,7 @@ class AttentionFields:
     rotary_magnitude: float | None = factor(
         "yarn's and longrope's factor on rotated queries and keys",
         None, usual="0.1 ln(factor) + 1 in yarn, sqrt(1 + ln(factor) / ln(rotary_original_len)) "
-        "in longrope", in_config=False, acts_with=scaled("yarn", "longrope"),
+        "in longrope", acts_with=scaled("yarn", "longrope"),
     )
     # Ding et al. 2024.
     rotary_short_factors: tuple[float, ...] | None = field(
@@ -212,7 +282,7 @@ class AttentionFields:
     position_ids: bool = field(
         "the positions of the queries are an input [B, L], as for left padding; else they "
         "follow the past",
-        False, in_config=False, needs=TURNED,
+        False, needs=TURNED,
     )
     window_left: int | None = count(
         "the number of keys that a query sees before its own (Mistral's sliding_window - 1)",
@@ -258,15 +328,15 @@ class AttentionFields:
         False,
     )
     dropout: float = field(
-        "the probability on the weights, in training only", 0.0, is_option=False, in_config=False,
+        "the probability on the weights, in training only", 0.0, is_option=False,
     )
     dtype: str = field(
         "the type of weights, inputs and outputs",
-        "float32", choices=("float32", "float16", "bfloat16"), in_config=False,
+        "float32", choices=("float32", "float16", "bfloat16"),
     )
     weights_dtype: str = field(
         "the integers that hold the weights of projections",
-        "none", choices=("none", "int8", "int4"), in_config=False, needs={"dtype": ("float32",)},
+        "none", choices=("none", "int8", "int4"), needs={"dtype": ("float32",)},
         excludes=LATENT,
     )
 # fmt: on

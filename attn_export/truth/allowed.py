@@ -14,14 +14,7 @@ import numpy as np
 from attn_export.cases.draw import generator
 from attn_export.cases.input_patterns import FUTURE, VALUES
 from attn_export.interface import Shape
-from attn_export.measures import (
-    EPS_FLOAT32,
-    Measures,
-    eps,
-    fill_ignored_rows,
-    measure,
-    zero_rows,
-)
+from attn_export.measures import EPS_FLOAT32, Measures, eps, fill_ignored_rows, measure, zero_rows
 from attn_export.results import Arrays, Case, Golden
 from attn_export.rule import EAGER, FLOOR, beyond_limit, largest_allowed
 from attn_export.schema import Allowed

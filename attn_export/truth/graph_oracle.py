@@ -112,9 +112,11 @@ class GraphOracle(TruthSource):
 
         _, count = run_count(eager, case.contents)
         runs = [self._run(case, number, decided) for number in range(count)]
+        # For NaN, such an operator has no defined result.
+        chooses = any(node.op_type in CHOOSING for node in self._evaluation.nodes)
         return build_golden(
             case, eager, truth_of(case.inputs), runs, in_float32=self._in_float32,
-            is_narrower=self.is_narrower, truth_of=None if self._chooses() else truth_of,
+            is_narrower=self.is_narrower, truth_of=None if chooses else truth_of,
         )  # fmt: skip
 
     def _decisions(self, inputs: Arrays, rounded: Values) -> dict[str, np.ndarray]:
@@ -131,10 +133,6 @@ class GraphOracle(TruthSource):
             if isinstance(value := rounded[name], np.ndarray)
             and (operator in DECIDING or not is_float(value))
         }
-
-    def _chooses(self) -> bool:
-        """Return whether the graph has an operator for which NaN has no defined result."""
-        return any(node.op_type in CHOOSING for node in self._evaluation.nodes)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case itself, or None if DynamicQuantizeLinear makes it meaningless.

@@ -13,7 +13,7 @@ import torch
 from attn_export.cases.draw import generator
 from attn_export.errors import first_few
 from attn_export.export.subject import Subject
-from attn_export.interface import BATCH
+from attn_export.interface import BATCH, Shape
 from attn_export.measures import eps, measure
 from attn_export.results import Case
 from attn_export.rule import EAGER
@@ -83,6 +83,15 @@ def code_notes(
     `widening`: The mode in which its float64 copy runs.
     """
     return (*_precision_notes(oracle, widening, case), *_export_notes(oracle, case))
+
+
+def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
+    """Return a note on the inputs of a user's module that have fixed sizes in the graph, if any."""
+    fixed = {
+        name: shape for name, shape in inputs.items() if any(isinstance(a, int) for a in shape)
+    }
+    shown = ", ".join(f"{name} [{', '.join(map(str, s))}]" for name, s in fixed.items())
+    return (f"fixed axes were not varied: {shown}",) if fixed else ()
 
 
 def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator[str]:

@@ -129,8 +129,7 @@ class Oracle(TruthSource):
         """Return notes on the truth of a user's module; none on a layer of ours."""
         if self.subject.traits.is_attention:
             return ()
-        from attn_export.bundle.golden import fixed_note
-        from attn_export.truth.notes import code_notes, truth_notes
+        from attn_export.truth.notes import code_notes, fixed_note, truth_notes
 
         inputs = self.subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}

@@ -29,11 +29,11 @@ _Order = Callable[[int], Tensor]
 """A function from a count n to the indices 0 to n - 1 in the order of preference among equals."""
 
 
-def _random_order(count: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(count))
-
-
-ORDERS: tuple[_Order, ...] = (torch.arange, lambda n: torch.arange(n - 1, -1, -1), _random_order)
+ORDERS: tuple[_Order, ...] = (
+    torch.arange,
+    lambda n: torch.arange(n - 1, -1, -1),
+    lambda n: torch.randperm(n, generator=torch.Generator().manual_seed(n)),
+)
 """Orders to try; the first is that of ONNX."""
 
 

@@ -6,17 +6,164 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attn_export.weights.config import CROSS, ENCODER, ConfigLayer
-from attn_export.weights.config_rotary import (
-    gemma3_rotary,
-    latent_magnitude,
-    phi3_rotary,
-    rotary,
-    smollm3_rotary,
-)
+from attn_export.spec.rules import ROTARY_SCALINGS
+from attn_export.weights.config import CROSS, ENCODER, FULL, SLIDING, Config, ConfigLayer
+
+_PARTIAL: Final = "partial_rotary_factor"
+
+
+def _rotary(
+    layer: ConfigLayer,
+    theta: str = "rope_theta",
+    partial: str = "",
+    parameters: Config | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a rotation.
+
+    `theta`: The key of its base; `partial`: that of the rotated share of a head, "" for all of it.
+    """
+    config, inner = layer.config, _parameters(layer) if parameters is None else parameters
+    scaling = _scaling_type(inner)
+    has_base = inner.has("rope_theta")
+    base = inner.positive("rope_theta") if has_base else config.positive(theta)
+    fields: dict[str, Any] = {"rotary": "half", "rotary_theta": base}
+    share = 1.0
+    if partial and inner.has(_PARTIAL):
+        share = inner.positive(_PARTIAL)
+    elif partial in config.values:
+        share = config.positive(partial)
+    if share < 1:
+        fields["rotary_dim"] = int(layer.head_dim * share)
+    if scaling in (None, "default"):
+        return fields
+    if scaling not in ROTARY_SCALINGS or scaling == "none":
+        known = ", ".join(name for name in ROTARY_SCALINGS if name != "none")
+        raise inner.unsupported("rope_type", scaling, f"known: {known}")
+    return fields | {"rotary_scaling": scaling} | _scaling(config, str(scaling), inner)
+
+
+def _smollm3_rotary(layer: ConfigLayer) -> dict[str, Any]:
+    """Return the fields for SmolLM3: by default every fourth layer has no positions."""
+    config = layer.config
+    uses_rotary = config.values.get("no_rope_layers")
+    if uses_rotary is None:
+        every = max(config.whole("no_rope_layer_interval"), 1)
+        return _rotary(layer) if (layer.number + 1) % every else {}
+    if not isinstance(uses_rotary, list) or layer.number >= len(uses_rotary):
+        raise config.invalid("no_rope_layers", f"a list with an entry for layer {layer.number}")
+    return _rotary(layer) if uses_rotary[layer.number] else {}
+
+
+def _phi3_rotary(layer: ConfigLayer) -> dict[str, Any]:
+    """Return the fields for Phi-3, whose older names of scaling types mean LongRoPE."""
+    inner = _parameters(layer)
+    scaling = _scaling_type(inner)
+    if scaling in ("su", "yarn"):
+        inner = dataclasses.replace(inner, values={**inner.values, "rope_type": "longrope"})
+    elif scaling not in (None, "default", "longrope"):
+        raise inner.unsupported("rope_type", scaling, "Phi-3 knows longrope only")
+    return _rotary(layer, partial=_PARTIAL, parameters=inner)
+
+
+def _gemma3_rotary(layer: ConfigLayer) -> dict[str, Any]:
+    """Return the fields for Gemma 3: layers with a window have another base and no scaling."""
+    inner, values = _parameters(layer), layer.config.values
+    has_both = not values.get("rope_scaling") and SLIDING in (values.get("rope_parameters") or ())
+    if layer.slides and not has_both:
+        none = dataclasses.replace(inner, values={})
+        return _rotary(layer, "rope_local_base_freq", _PARTIAL, none)
+    return _rotary(layer, partial=_PARTIAL, parameters=inner)
+
+
+def _parameters(layer: ConfigLayer) -> Config:
+    """Return the rotary parameters of this layer, empty if there are none."""
+    key = "rope_scaling" if layer.config.values.get("rope_scaling") else "rope_parameters"
+    inner = layer.config.inner(key)
+    by_type = {FULL, SLIDING} & inner.values.keys()
+    return inner.inner(SLIDING if layer.slides else FULL) if by_type else inner
+
+
+def _scaling_type(inner: Config) -> object:
+    """Return the type of scaling; "default" or None for no scaling."""
+    return inner.values.get("rope_type", inner.values.get("type", "default"))
+
+
+def _scaling(config: Config, scaling: str, inner: Config) -> dict[str, Any]:
+    """Return the fields on the constants of a type of scaling."""
+    longest, key = "max_position_embeddings", "original_max_position_embeddings"
+    holder = inner
+    if config.has(key):
+        config.whole(key)  # raises an error for other numbers
+        holder = config
+    if scaling == "dynamic" or not holder.has(key):
+        holder, key = config, longest
+    if inner.has("factor") or scaling not in ("yarn", "longrope"):
+        factor = inner.positive("factor")
+    else:
+        factor = config.positive(longest) / holder.positive(key)
+    # Below 1 LongRoPE's factor means no factor on queries and keys, as 1 does.
+    fields: dict[str, Any] = {
+        "rotary_factor": max(factor, 1.0) if scaling == "longrope" else factor
+    }
+    if scaling != "linear":
+        fields["rotary_original_len"] = int(holder.positive(key))
+    for name, field in _CONSTANTS.get(scaling, {}).items():
+        if inner.has(name):
+            fields[field] = inner.positive(name)
+    if scaling == "longrope":
+        for name, field in _DIVISORS.items():
+            numbers = inner.values.get(name)
+            if not isinstance(numbers, list):
+                raise inner.invalid(name, "a list of numbers")
+            fields[field] = tuple(inner.positive(name, number) for number in numbers)
+    return fields | _yarn(inner, factor) if scaling == "yarn" else fields
+
+
+def _yarn(inner: Config, factor: float) -> dict[str, Any]:
+    """Return the fields on truncation of the ramp, and on the factor on queries and keys."""
+    fields: dict[str, Any] = {}
+    if inner.has("truncate"):
+        fields["rotary_truncate"] = inner.flag("truncate")
+    both = inner.values.get("mscale") and inner.values.get("mscale_all_dim")
+    if both and not inner.has("attention_factor"):
+        of_queries = _magnitude(inner.positive("mscale"), factor)
+        fields["rotary_magnitude"] = of_queries / _magnitude(
+            inner.positive("mscale_all_dim"), factor
+        )
+    return fields
+
+
+_CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "llama3": {"low_freq_factor": "rotary_low_freq", "high_freq_factor": "rotary_high_freq"},
+    "yarn": {
+        "beta_fast": "rotary_beta_fast", "beta_slow": "rotary_beta_slow",
+        "attention_factor": "rotary_magnitude",
+    },
+    "longrope": {"attention_factor": "rotary_magnitude"},
+}  # fmt: skip
+"""Optional keys of a type of scaling, each with its field of the spec."""
+
+_DIVISORS: Final = {"short_factor": "rotary_short_factors", "long_factor": "rotary_long_factors"}
+"""The keys of LongRoPE's divisors of frequencies, each with its field."""
+
+
+def _latent_magnitude(layer: ConfigLayer) -> float:
+    """Return DeepSeek's factor on queries and on keys, which is a part of its scale."""
+    inner = _parameters(layer)
+    if _scaling_type(inner) in (None, "default") or not inner.values.get("mscale_all_dim"):
+        return 1.0
+    return _magnitude(inner.positive("mscale_all_dim"), inner.positive("factor"))
+
+
+def _magnitude(mscale: float, factor: float) -> float:
+    """Return the factor on queries and keys by yarn's formula, with a weight of its logarithm."""
+    return 0.1 * mscale * math.log(max(factor, 1.0)) + 1.0
+
 
 Fields = dict[str, Any]
 
@@ -67,7 +214,7 @@ def _cohere_rotary(layer: ConfigLayer) -> Fields:
     if layer.config.flag("use_qk_norm"):
         why = "Cohere's norm has weights for each head"
         raise layer.config.unsupported("use_qk_norm", True, why)
-    return {**rotary(layer), "rotary": "interleaved"}
+    return {**_rotary(layer), "rotary": "interleaved"}
 
 
 def _gptj_rotary(layer: ConfigLayer) -> Fields:
@@ -81,7 +228,7 @@ def _falcon(layer: ConfigLayer) -> Fields:
     """Return Hkv from two flags, and Falcon's variant of ALiBi or rotary positions."""
     config = layer.config
     alibi = {"causal": True, "alibi": True, "alibi_falcon": True}
-    fields = alibi if config.flag("alibi") else {"causal": True, **rotary(layer)}
+    fields = alibi if config.flag("alibi") else {"causal": True, **_rotary(layer)}
     if config.flag("new_decoder_architecture"):
         key = "num_kv_heads"
         return fields | {"num_kv_heads": config.whole(key) if config.has(key) else layer.heads}
@@ -101,7 +248,7 @@ def _gpt2_scale(layer: ConfigLayer) -> Fields:
 def _modernbert(layer: ConfigLayer) -> Fields:
     """Return rotary positions, whose base depends on the window, and the window."""
     theta = "local_rope_theta" if layer.slides else "global_rope_theta"
-    return rotary(layer, theta) | _half_window(layer, "local_attention")
+    return _rotary(layer, theta) | _half_window(layer, "local_attention")
 
 
 def _mpt(layer: ConfigLayer) -> Fields:
@@ -118,7 +265,7 @@ def _latent(layer: ConfigLayer) -> Fields:
     config = layer.config
     rotary_dim = config.whole("qk_rope_head_dim")
     width = config.whole("qk_nope_head_dim") + rotary_dim
-    fields = {"causal": True, **rotary(layer), "rotary_dim": rotary_dim, "num_kv_heads": 1}
+    fields = {"causal": True, **_rotary(layer), "rotary_dim": rotary_dim, "num_kv_heads": 1}
     if config.flag("rope_interleave"):
         fields["rotary"] = "interleaved"
     if config.has("q_lora_rank"):
@@ -126,7 +273,7 @@ def _latent(layer: ConfigLayer) -> Fields:
     return fields | {
         "head_dim": width, "v_head_dim": config.whole("v_head_dim"),
         "kv_latent_dim": config.whole("kv_lora_rank"),
-        "scale": width**-0.5 * latent_magnitude(layer) ** 2,
+        "scale": width**-0.5 * _latent_magnitude(layer) ** 2,
     }  # fmt: skip
 
 
@@ -160,7 +307,7 @@ RULES: Final[Mapping[str, Callable[[ConfigLayer], Fields]]] = {
     "causal_only": _causal_only,
     "cohere_rotary": _cohere_rotary,
     "falcon": _falcon,
-    "gemma3_rotary": gemma3_rotary,
+    "gemma3_rotary": _gemma3_rotary,
     "gemma3_sides": _gemma3_sides,
     "gpt2_scale": _gpt2_scale,
     "gptj_rotary": _gptj_rotary,
@@ -172,13 +319,13 @@ RULES: Final[Mapping[str, Callable[[ConfigLayer], Fields]]] = {
     "modernbert": _modernbert,
     "mpt": _mpt,
     "multi_query": _multi_query,
-    "neox_rotary": lambda layer: rotary(layer, "rotary_emb_base", "rotary_pct"),
-    "phi3_rotary": phi3_rotary,
+    "neox_rotary": lambda layer: _rotary(layer, "rotary_emb_base", "rotary_pct"),
+    "phi3_rotary": _phi3_rotary,
     "query_scale": lambda layer: {"scale": layer.config.positive("query_pre_attn_scalar") ** -0.5},
     "qwen_window": lambda layer: _window(layer, if_used=True, of_some=True),
-    "rotary": rotary,
+    "rotary": _rotary,
     "sinks": lambda _: {"sinks": True},
-    "smollm3_rotary": smollm3_rotary,
+    "smollm3_rotary": _smollm3_rotary,
     "softcap": lambda layer: (
         {"softcap": layer.config.positive(SOFTCAP)} if layer.config.has(SOFTCAP) else {}
     ),

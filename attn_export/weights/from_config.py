@@ -44,14 +44,10 @@ _GEMMA3: Final = ("gemma3", "gemma3_text")
 """Names of Gemma 3: the model with images, whose language model is the second, has its keys."""
 
 
-def _family_of(model_type: str) -> Family | None:
-    """Return the family of a `model_type`, or None if it is unknown."""
-    return FAMILIES.get("gemma3_text" if model_type in _GEMMA3 else model_type)
-
-
 def _find_family(config: Config) -> Family:
     """Return the family of a config."""
-    family = _family_of(config.model_type)
+    kind = config.model_type
+    family = FAMILIES.get("gemma3_text" if kind in _GEMMA3 else kind)
     if family is None:
         raise WeightsError(
             f"{config.path} has model_type {shown(repr(config.model_type))}, which is not in the "

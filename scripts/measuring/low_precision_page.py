@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attn_export.errors import printable
-from attn_export.parts.benchmarks.bench_terminal import three_digits
+from attn_export.parts.benchmarks.bench_report import three_digits
 from attn_export.report.tables import markdown_table
 
 FLOAT = "float32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attn_export.parts.benchmarks.bench_terminal import in_ms, three_digits
+from attn_export.parts.benchmarks.bench_report import in_ms, three_digits
 from attn_export.parts.benchmarks.measurements import BenchReport, WorkloadResult
 from attn_export.parts.benchmarks.peers import PEERS
 from attn_export.report.tables import UNMEASURED, in_mib, markdown_table

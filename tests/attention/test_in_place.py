@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layers import (
-    draw_inputs,
-    exact_module,
-    feature_spec,
-    outputs_of,
-)
+from layers import draw_inputs, exact_module, feature_spec, outputs_of
 from torch import Tensor
 
 from attn_export.attention import Attention

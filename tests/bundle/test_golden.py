@@ -14,11 +14,11 @@ from attn_export.bundle.golden import (
     INDEX,
     read_golden,
     stored_cases,
-    tried_note,
     write_index,
     write_inputs,
     write_outputs,
 )
+from attn_export.commands.judge_graphs import tried_note
 from attn_export.errors import BundleError
 from attn_export.results import Case, Golden
 from attn_export.schema import Allowed
@@ -266,4 +266,4 @@ NOTES = {
 def test_the_note_on_sizes_does_not_join_sizes_that_were_not_tried_together(note: str):
     sizes = ({"batch": batch, "n": length} for batch, length in NOTES[note])
     cases = [Case("one", "shape", each, {}, "") for each in sizes]
-    assert tried_note(cases) == f"sizes: {note}"
+    assert tried_note(cases, "batch") == f"sizes: {note}"

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.tensorfile import (
-    read_outputs,
-    read_tensor,
-    write_npz,
-    write_tensor,
-    write_tensors,
-)
+from attn_export.tensorfile import read_outputs, read_tensor, write_npz, write_tensor, write_tensors
 from attn_export.tensorproto import DTYPES
 
 quick = settings(

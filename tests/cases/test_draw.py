@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.cases.draw import (
-    concrete_shape,
-    draw_inputs,
-    generator,
-    limits,
-    may_try,
-)
+from attn_export.cases.draw import concrete_shape, draw_inputs, generator, limits, may_try
 from attn_export.cases.plan import covering_sizes
 from attn_export.interface import Input
 from attn_export.seeded_tensors import VISIBLE

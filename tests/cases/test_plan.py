@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.cases import plan as plan_module
-from attn_export.cases.conditions import (
-    free_axes,
-    met_by_patterns,
-    met_by_sizes,
-    size_conditions,
-)
+from attn_export.cases.conditions import free_axes, met_by_patterns, met_by_sizes, size_conditions
 from attn_export.cases.draw import TRACED_SIZES, Interface, add_sums, axis_names
 from attn_export.cases.fixed_cases import fixed_cases
 from attn_export.cases.plan import (

@@ -7,11 +7,7 @@ import pytest
 from conftest import interface_of, small_spec
 
 from attn_export.cases.draw import Interface, add_sums
-from attn_export.cases.fixed_cases import (
-    NON_FINITE,
-    fixed_cases,
-    pattern_case,
-)
+from attn_export.cases.fixed_cases import NON_FINITE, fixed_cases, pattern_case
 from attn_export.cases.influence import PROBE_SIZES
 from attn_export.cases.input_patterns import VALUES
 from attn_export.interface import Input

@@ -113,13 +113,11 @@ def test_the_main_job_prints_a_plain_table_and_where_the_bundle_is(cli: Cli, tmp
     assert "gqa: passed" in done.stdout
     assert "bundle: models/gqa" in done.stdout
     assert (tmp_path / "models" / "gqa" / "manifest.json").is_file()
-    again = cli("verify", tmp_path / "models" / "gqa", "--runtime", "ort-cpu")
-    assert again.returncode == 0
-    assert cli("check", tmp_path / "models" / "gqa" / "model.onnx").returncode == 0
 
 
 def test_json_on_stdout_is_all_that_is_there(cli: Cli, bundle: Path):
     done = cli("verify", bundle, "--json", "-")
+    assert done.stderr == ""  # a pipe gets no progress bar
     report = json.loads(done.stdout)
     assert report["format"] == "attn-export-report/1"
     assert report["passed"] is True
@@ -222,8 +220,9 @@ def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bu
     done = cli("verify", bundle)
     assert done.returncode == 0
     assert "ort-cuda" not in done.stdout
-    assert "ort-cuda" in cli("verify", bundle, "--runtime", "all").stdout
-    assert cli("verify", bundle, "--require", "ort-cuda").returncode == 5
+    required = cli("verify", bundle, "--require", "ort-cuda")
+    assert required.returncode == 5
+    assert "ort-cuda" in required.stdout
 
 
 @pytest.mark.parametrize(("error", "said"), [
@@ -337,13 +336,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(bundle: Path, tmp_path: Path)
     assert done.stderr == ""
 
 
-def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(bundle: Path):
+def test_a_terminal_gets_a_progress_bar(bundle: Path):
     script = " ".join(command(("verify", bundle, "--runtime", "ort-cpu")))
     shown = subprocess.run(["script", "-qec", script, "/dev/null"], capture_output=True, text=True)
-    piped = subprocess.run(command(("verify", bundle)), capture_output=True, text=True)
     assert "\x1b[" in shown.stdout
     assert "━" in shown.stdout
-    assert piped.stderr == ""
 
 
 def test_threads_sleep_while_they_wait_unless_the_environment_says_otherwise(tmp_path: Path):

@@ -16,8 +16,8 @@ from conftest import Cli, small_spec
 
 from attn_export import Subject, build, verify
 from attn_export.bundle.manifest import manifest_content, write_manifest
+from attn_export.commands.recompute import STORED
 from attn_export.errors import BundleError, UsageError
-from attn_export.judge.differences import STORED
 from attn_export.tensorfile import read_tensor, read_tensors, write_tensor, write_tensors
 
 Index = dict[str, Any]

@@ -17,8 +17,8 @@ from shared import swapped_bundle
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
+from attn_export.commands.recompute import STORED
 from attn_export.errors import BundleError, GraphError, SpecError, UsageError
-from attn_export.judge.differences import STORED
 from attn_export.results import Report
 from attn_export.runtimes.run_options import Progress
 

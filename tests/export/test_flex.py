@@ -12,12 +12,7 @@ import torch
 from agreement import operators, right_graphs
 from shared import extended
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import (
-    and_masks,
-    create_block_mask,
-    flex_attention,
-    or_masks,
-)
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention, or_masks
 
 from attn_export import Subject
 from attn_export.errors import ExportError, UsageError

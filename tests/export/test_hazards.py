@@ -25,9 +25,8 @@ from torch import nn
 
 from attn_export import Axis, Subject, build
 from attn_export.errors import ExportError, GraphError
-from attn_export.export.capture import sizes_to_try
+from attn_export.export.capture import broken_guards, sizes_to_try
 from attn_export.export.export import export
-from attn_export.export.guards import broken_guards
 
 
 class Branching(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 from attention_graphs import run_ort
 from ir_graphs import model_of, operators, value, weight
 
-from attn_export.graph.lower.ort_fusions import fuse_for_ort
+from attn_export.graph.lower.ort import fuse_for_ort
 
 E = 16
 RANDOM = np.random.default_rng(0)

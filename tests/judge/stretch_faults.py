@@ -9,16 +9,7 @@ import fault_changes as c
 import ml_dtypes
 import numpy as np
 import numpy_positions as positions
-from fault import (
-    Applies,
-    Fault,
-    both,
-    counts_positions,
-    has_cache,
-    no,
-    scaling_is,
-    takes_positions,
-)
+from fault import Applies, Fault, both, counts_positions, has_cache, no, scaling_is, takes_positions
 from fault_changes import Array, At
 from numpy_attention import Change
 

@@ -34,7 +34,7 @@ sys.stdout.write("loaded\\n")
 
 COMPARING = """
 from pathlib import Path
-from attn_export.commands.source_runs import SourceRuns
+from attn_export.commands.lower_here import SourceRuns
 graph = Path(sys.argv[1])
 sys.stdout.write(SourceRuns(graph).difference(graph, {}) or "loaded\\n")
 """

@@ -14,7 +14,7 @@ from tried_fields import alone
 
 from attn_export.errors import SpecError
 from attn_export.spec import AttentionSpec, fields
-from attn_export.spec.mask import MaskSpec
+from attn_export.spec.rules import MaskSpec
 
 T = TypeVar("T")
 hypothesis_rules = settings(deadline=None, derandomize=True, database=None)

@@ -12,7 +12,7 @@ from specs import make, refuses
 
 from attn_export.errors import SpecError
 from attn_export.spec import VARIANTS, AttentionSpec
-from attn_export.spec.mask import MaskSpec
+from attn_export.spec.rules import MaskSpec
 
 MODELS = sorted((ROOT / "models").glob("*.toml"))
 

@@ -10,12 +10,7 @@ import torch
 from third_party.newer_masks import Flex, causal
 from third_party.subjects import BATCH, TOKENS, D, E, H, Table
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import (
-    and_masks,
-    create_block_mask,
-    flex_attention,
-    or_masks,
-)
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention, or_masks
 
 from attn_export import Axis, Subject
 

@@ -23,11 +23,7 @@ from attn_export.errors import BundleError
 from attn_export.judge.judge import judge
 from attn_export.results import BASE, Case, Golden
 from attn_export.schema import Allowed
-from attn_export.truth.stored_evidence import (
-    reduce_evidence,
-    reduce_if_large,
-    seed_words,
-)
+from attn_export.truth.stored_evidence import reduce_evidence, reduce_if_large, seed_words
 
 ALLOWED = Allowed(1e-6, 1e-5)
 

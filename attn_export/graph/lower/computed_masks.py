@@ -152,15 +152,13 @@ def _passed_value(
         return None
     for value in node.inputs:
         if value is not None and all(
-            value in values and _identical(values[value], values[node.outputs[0]])
+            value in values
+            and values[value].shape == values[node.outputs[0]].shape
+            and values[value].tobytes() == values[node.outputs[0]].tobytes()
             for _, values in runs
         ):
             return value
     return None
-
-
-def _identical(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def _shape_over_trials(

@@ -22,6 +22,7 @@ from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
     appends_to_cache,
+    fuse_for_ort,
     holds_values_transposed,
     lower_node,
 )
@@ -190,8 +191,6 @@ def _to_ort(model: ir.Model, *, packs_bytes: bool = False) -> dict[str, IrGraph]
 
             fuse_experts(lowered.model)
         if any(nodes_of(lowered.model, name) for name in _FUSED):
-            from attn_export.graph.lower.ort_fusions import fuse_for_ort
-
             fuse_for_ort(lowered.model)
         write_sigmoids(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):

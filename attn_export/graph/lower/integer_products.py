@@ -20,16 +20,9 @@ import onnx_ir as ir
 from attn_export.dialect_names import MICROSOFT
 from attn_export.graph.ir_helpers import add_initializer, add_lazy, nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
-from attn_export.graph.quantised_weights import FLOAT
-from attn_export.quantiser import (
-    FLOAT8,
-    FLOAT32_PRODUCTS,
-    RANGES,
-    join_nibbles,
-    product_block,
-)
+from attn_export.quantiser import FLOAT8, FLOAT32_PRODUCTS, RANGES, join_nibbles, product_block
 
-UINT8 = ir.DataType.UINT8
+FLOAT, UINT8 = ir.DataType.FLOAT, ir.DataType.UINT8
 
 
 def multiply_integers(model: ir.Model, *, packs_bytes: bool = False) -> None:
@@ -124,7 +117,7 @@ def _read(node: ir.Node) -> _Weight | None:
         return None
     if inputs[2] is not None and zeros is None:
         return None
-    dtype, is_float = integers.dtype.name.lower(), scales.dtype == ir.DataType.FLOAT
+    dtype, is_float = integers.dtype.name.lower(), scales.dtype == FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
     if (
         dtype not in (*RANGES, FLOAT8)

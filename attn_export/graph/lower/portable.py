@@ -255,7 +255,7 @@ def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, keys: ir.Value | N
     weights = op("Softmax", scores, axis=-1)
     if a.precision is not None:
         weights = op("Cast", weights, to=a.dtype)
-    if keys is None or not a.may_hide_all:
+    if keys is None or (a.mask is None and a.valid_keys is None):
         return weights
     # The softmax of a query without visible keys is 0/0.
     return op("Where", keys, weights, op.scalar(0.0, a.dtype))

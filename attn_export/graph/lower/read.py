@@ -70,11 +70,6 @@ class AttentionNode:
         return self.output(3) is None and self.precision is None
 
     @property
-    def may_hide_all(self) -> bool:
-        """Return whether a query may see no key."""
-        return self.mask is not None or self.valid_keys is not None
-
-    @property
     def q_per_kv(self) -> int:
         """H // Hkv."""
         return self.num_heads // self.num_kv_heads

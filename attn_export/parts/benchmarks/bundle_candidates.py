@@ -92,7 +92,8 @@ class BundleCandidates:
             return []
         if self.spec is None:
             return peers_of({}, work, decodes=False, large=False, reason=_NO_SPEC)
-        spec = _peer_spec(self.spec)
+        spec = self.spec  # PyTorch's layers append to a cache
+        spec = dataclasses.replace(spec, cache="append") if spec.has_cache else spec
         decodes = decode and spec.has_cache
         export = {"function": f"{_LAYERS}:bare_spec", "spec": spec.to_dict()}
         feeds = feeds_of(spec.inputs(), sizes), output_feeds(spec.output_shapes(), sizes)
@@ -111,11 +112,6 @@ class BundleCandidates:
         heads = self.spec.num_heads if self.spec else 1
         keys = max(sizes["total_len"], sizes["key_len"])
         return 4 * sizes["batch"] * heads * sizes["query_len"] * keys >= FRESH_PROCESS_FROM
-
-
-def _peer_spec(spec: AttentionSpec) -> AttentionSpec:
-    """Return a spec as PyTorch runs it, with an appending cache."""
-    return dataclasses.replace(spec, cache="append") if spec.has_cache else spec
 
 
 # -- rooflines ----------------------------------------------------------------------------------

@@ -95,11 +95,6 @@ class Measured:
         return sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
 
     @property
-    def is_unsteady(self) -> bool:
-        """True if `p95` is over twice the median; needs 20 runs, or one of them would decide."""
-        return len(self.seconds) >= _STEADY and self.p95 > 2 * self.median
-
-    @property
     def tokens_per_second(self) -> float:
         """New tokens per second, over the batch."""
         return self.candidate.work.tokens / self.median
@@ -186,7 +181,7 @@ class BenchReport:
     def busy(self) -> str:
         """A warning that other work was on the machine, by the spread of the times, or ""."""
         ran = [m for workload in self.workloads for m in workload.measured if m.ran]
-        unsteady = sum(m.is_unsteady for m in ran)
+        unsteady = sum(len(m.seconds) >= _STEADY and m.p95 > 2 * m.median for m in ran)
         if not unsteady:
             return ""
         return (

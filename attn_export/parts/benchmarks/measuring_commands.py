@@ -54,7 +54,7 @@ def bench_command(bundle: Path, json_file: str | None, quiet: bool, **options: A
     them.
     """  # fmt: skip
     from attn_export.parts.benchmarks.bench import bench
-    from attn_export.parts.benchmarks.bench_json import bench_to_json
+    from attn_export.parts.benchmarks.bench_report import bench_to_json
     from attn_export.report.progress import progress
 
     with progress(quiet=quiet) as bar:
@@ -64,7 +64,7 @@ def bench_command(bundle: Path, json_file: str | None, quiet: bool, **options: A
     if json_file != STDOUT and (not quiet or report.exit_code):
         from rich.console import Console
 
-        from attn_export.parts.benchmarks.bench_terminal import print_bench
+        from attn_export.parts.benchmarks.bench_report import print_bench
 
         print_bench(report, Console(stderr=quiet))
     return report.exit_code

@@ -20,7 +20,7 @@ from attn_export.dialect_names import CUDA, MICROSOFT
 from attn_export.errors import GraphError
 from attn_export.graph import IrGraph
 from attn_export.graph.axis_names import common_axis, fix_axis
-from attn_export.graph.ir_helpers import dims, nodes_of
+from attn_export.graph.ir_helpers import dims, nodes_of, producer_of, value_before
 from attn_export.graph.lower.caches import InPlaceCache, can_be_written_by_operator, in_place_cache
 from attn_export.graph.lower.computed_masks import shown_and_hidden
 from attn_export.graph.lower.dialects import (
@@ -36,8 +36,10 @@ from attn_export.graph.lower.inside_projections import find_norm, find_rotation,
 from attn_export.graph.lower.mask_trials import MaskTrials
 from attn_export.graph.lower.mask_values import MaskGraph
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.ort import fuse_silu, fuse_sums_into_norms
 from attn_export.graph.lower.ort_kernels import INT32, attributes_of, most_keys, takes_widths
 from attn_export.graph.lower.read import (
+    SWAP_HEADS_AND_LENGTH,
     AttentionNode,
     attentions_of,
     merge_heads,
@@ -46,10 +48,6 @@ from attn_export.graph.lower.read import (
     replace_node,
 )
 from attn_export.graph.lower.tidy import tidy
-from attn_export.parts.cuda_dialect.fewer_kernels import (
-    launch_fewer_kernels,
-    move_norms_after_transposes,
-)
 
 _POSITIONS = 2**15
 """The least length of the rotary tables. ONNX Runtime refuses caches that are longer than those."""
@@ -82,7 +80,7 @@ def rewrite(model: ir.Model) -> dict[str, IrGraph]:
     if batch:
         graphs[PREFILL] = _lowered(model, PREFILL, {batch: 1})
     tidy(model)
-    launch_fewer_kernels(model)
+    _launch_fewer_kernels(model)
     return {"": describe(model, CUDA, bound=bound_caches(model)), **graphs}
 
 
@@ -91,12 +89,12 @@ def _lowered(model: ir.Model, phase: str, fixed: dict[str, int]) -> IrGraph:
     graph, bound = model.clone(), bound_caches(model)
     for axis, size in fixed.items():
         fix_axis(graph, axis, size)
-    move_norms_after_transposes(graph)
+    _move_norms_after_transposes(graph)
     lowered = [_lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
     if not any(lowered):
         raise GraphError(_NOT_FOR_CUDA)
     tidy(graph)
-    launch_fewer_kernels(graph)
+    _launch_fewer_kernels(graph)
     described = describe(graph, CUDA, phase, fixed=fixed, bound=bound)
     file = replace(described.file, dtypes=_narrow_inputs(graph))
     return dataclasses.replace(described, file=file)
@@ -231,3 +229,73 @@ def _measure_window(mask_graph: MaskGraph, *, causal: bool) -> int | None:
         farthest = max(farthest, int(np.where(shown, distance, -1).max()))
         nearest = min(nearest, int(np.where(hidden & known, distance, _NOTHING_HIDDEN).min()))
     return nearest if farthest == nearest - 1 else None
+
+
+# -- norms and gated activations in half precision, by operators that launch less ---------------
+
+_SCALES = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: 2.0**50}
+"""The factor of a norm whose epsilon is its square, by type: of values far below it, the norm is
+the values themselves. Float16 values with a mean square of 1e6 change by an eighth of a rounding;
+products of larger ones with gates overflow."""
+
+_MOST = 1024
+"""The largest number of values that a norm takes together, so that several blocks share a row."""
+
+
+def _move_norms_after_transposes(model: ir.Model) -> None:
+    """Normalise heads `[B, H, L, D]` and not `[B, L, H, D]`, as the operator of attention does."""
+    for node in nodes_of(model, "Transpose"):
+        norm = producer_of(node.inputs[0], "RMSNormalization")
+        if norm is None or len(norm.outputs[0].uses()) > 1:
+            continue
+        perm, axis = node.attributes.get_ints("perm", ()), norm.attributes.get_int("axis", -1)
+        if tuple(perm) == SWAP_HEADS_AND_LENGTH and axis in (-1, 3):
+            op, x = Builder(model, node), norm.inputs[0]
+            moved = op("Transpose", x, perm=SWAP_HEADS_AND_LENGTH)
+            moved.shape, moved.type = node.outputs[0].shape, node.outputs[0].type
+            (out,) = op.copy_node(norm, {x: moved} if x is not None else {})
+            take_over(node.outputs[0], out)
+            model.graph.remove([node, norm], safe=True)
+
+
+def _launch_fewer_kernels(model: ir.Model) -> None:
+    """Fuse sums into norms, and gates with what they multiply."""
+    fuse_sums_into_norms(model, tuple(_SCALES))
+    for node in nodes_of(model, "Mul"):
+        for gate, value in (node.inputs, node.inputs[::-1]):
+            before = _silu_of(gate)
+            if (
+                before is not None
+                and value is not None
+                and _multiply_by_silu(model, node, value, before)
+            ):
+                break
+    fuse_silu(model, tuple(_SCALES))
+
+
+def _silu_of(gate: ir.Value | None) -> ir.Value | None:
+    """Return x if a value is x * sigmoid(x), and nothing else reads it; None for other values."""
+    node = producer_of(gate, "Mul")
+    if node is None or len(node.outputs[0].uses()) > 1:
+        return None
+    for x, sigmoid in (node.inputs, node.inputs[::-1]):
+        if x is not None and x is value_before(sigmoid, "Sigmoid"):
+            return x
+    return None
+
+
+def _multiply_by_silu(model: ir.Model, node: ir.Node, value: ir.Value, gate: ir.Value) -> bool:
+    """Replace a product by a gated norm that changes nothing; return whether its type has one."""
+    scale, shape = _SCALES.get(value.dtype or ir.DataType.UNDEFINED), dims(value)
+    if scale is None or not shape or shape != dims(gate) or not isinstance(shape[-1], int):
+        return False
+    size = max(n for n in range(1, min(shape[-1], _MOST) + 1) if shape[-1] % n == 0)
+    op = Builder(model, node)
+    assert value.dtype is not None
+    scales = op.array(np.full(size, scale, value.dtype.numpy()))
+    gated = op(
+        "GatedRMSNorm", value, scales, gate, domain=MICROSOFT, epsilon=scale**2, activation="silu"
+    )
+    take_over(node.outputs[0], gated)
+    model.graph.remove(node, safe=True)
+    return True

@@ -70,7 +70,7 @@ def _table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
     rows: dict[tuple[str, ...], list[str]] = {}
     for observation in observations:
         for step in observation.steps:
-            numbers = step.launches, step.copied(by_nodes=True), len(step.waits)
+            numbers = step.launches, step.copied, len(step.waits)
             row = observation.graph, step.name, attention_of(observation, step), *map(str, numbers)
             rows.setdefault(row, []).append(observation.architecture)
     total = len({observation.architecture for observation in observations})

@@ -124,13 +124,11 @@ class Step:
         """The bytes of keys and values that kernels repeat or copy."""
         return sum(event.bytes for event in self.events if event.kind == "launch")
 
-    def copied(self, *, by_nodes: bool) -> int:
-        """Return the number of copies between host and device.
-
-        If `by_nodes`, count those that nodes make; else those of inputs and outputs.
-        """
-        between = [event for event in self.events if event.kind in ("to device", "to host")]
-        return sum(bool(event.node) == by_nodes for event in between)
+    @property
+    def copied(self) -> int:
+        """The number of copies between host and device that nodes make."""
+        between = (event for event in self.events if event.kind in ("to device", "to host"))
+        return sum(bool(event.node) for event in between)
 
 
 @dataclasses.dataclass(frozen=True)

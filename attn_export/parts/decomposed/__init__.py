@@ -2,4 +2,4 @@
 
 from attn_export.optional_parts import Part
 
-PART = Part(hooks={"recognise": f"{__name__}.recognise"})
+PART = Part(hooks={"recognise": f"{__name__}.decomposed"})

@@ -21,13 +21,17 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import dims, nodes_of, set_type
+from attn_export.graph.lower.dialects import Observed, with_shapes
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import WEIGHTS
-from attn_export.parts.decomposed.new_shapes import reordered
+from attn_export.graph.ort_compat import make_ort_compatible
+from attn_export.parts.decomposed.from_contrib import from_contrib
+from attn_export.parts.decomposed.normal_form import normalise
 from attn_export.parts.decomposed.scores import Mask, Operand, read_scores
-from attn_export.parts.decomposed.views import Heads, NoMatchError, Views
+from attn_export.parts.decomposed.views import Heads, NoMatchError, Views, reordered
 from attn_export.parts.decomposed.weights import Weights, weights_of
 
 
@@ -303,3 +307,25 @@ class _Masks:
 
     def _row_sizes(self) -> list[ir.Value]:
         return [self._op.size(self._query, 2), self._op.size(self._key, 2)]
+
+
+# -- all forms of attention of other exporters --------------------------------------------------
+
+
+def recognise(model: ir.Model, dialect: str, observed: Observed | None) -> tuple[ir.Model, int]:
+    """Return a graph with `Attention` nodes for attention of other forms, and their number."""
+    if observed is not None:
+        normal = normalise(model.clone(), observed)
+        count = _recognise_decomposed(normal)
+        count += from_contrib(normal) if dialect in (STANDARD, PORTABLE) else 0
+        return (normal, count) if count else (model, 0)
+    # Exporters leave out shapes of parts, as of `baddbmm`.
+    model = with_shapes(model, [x for node in model.graph for x in node.outputs])
+    return model, _recognise_decomposed(model)
+
+
+def _recognise_decomposed(model: ir.Model) -> int:
+    recognised = recognise_attention(model) if nodes_of(model, "Softmax") else 0
+    if recognised:
+        make_ort_compatible(model)
+    return recognised

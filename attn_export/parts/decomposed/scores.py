@@ -9,12 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size, known_equal
-from attn_export.graph.ir_helpers import (
-    dims,
-    producer_of,
-    set_type,
-    value_before,
-)
+from attn_export.graph.ir_helpers import dims, producer_of, set_type, value_before
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.interface import MASK_FLOOR
 from attn_export.parts.decomposed.views import MOVES, NoMatchError, number_of, scaling

@@ -8,11 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import Size
-from attn_export.graph.ir_helpers import (
-    constant_numbers,
-    dims,
-    optional_input,
-)
+from attn_export.graph.ir_helpers import constant_numbers, dims, optional_input
 from attn_export.parts.decomposed.scores import Operand, factors, keeps_rows
 from attn_export.parts.decomposed.views import MOVES, NoMatchError, number_of
 

@@ -81,7 +81,8 @@ def _scan(op: Builder, node: ir.Node) -> Sequence[ir.Value]:
         shape = op("Concat", op.size(values["q"], 1), op.ints(Hkv, D, Dv), axis=0)
         past = op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, np.float32)))
     of_slices = ((Hkv, D, Dv), *(shapes[name] for name in values))
-    types = [ir.TypeAndShape(ir.TensorType(_FLOAT), _shape(sizes)) for sizes in of_slices]
+    all_sizes = [[None, *(size if size > 0 else None for size in sizes)] for sizes in of_slices]
+    types = [ir.TypeAndShape(ir.TensorType(_FLOAT), ir.Shape(sizes)) for sizes in all_sizes]
     build = functools.partial(_token, [*values])
     state, rows = op.add_recurrence(_in_float32(op, past), [*values.values()], build, types)
     attended = op("Transpose", op("Reshape", rows, op.ints(0, 0, H * Dv)), perm=[1, 0, 2])
@@ -102,10 +103,6 @@ def _token(
         new = op("Mul", at["beta"], op("Sub", new, op("MatMul", turned, state)))
     state = op("Add", state, op("Mul", at["k"], new))
     return state, op("MatMul", at["q"], state)
-
-
-def _shape(sizes: Sequence[int]) -> ir.Shape:
-    return ir.Shape([None, *(size if size > 0 else None for size in sizes)])
 
 
 def _tokens_first(op: Builder, x: ir.Value) -> ir.Value:

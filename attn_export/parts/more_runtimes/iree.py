@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
-from attn_export.runtimes.protocol import (
-    Engine,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, PackagedRuntime
 from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ class _Iree(PackagedRuntime):
     unsupported: Mapping[str, str] = {
         "Range with Sin": "its sines are not precise enough from position 63 on",
     }
-
-    readings: Mapping[str, str] = {"no batch, B = 0": "crashed"}
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""

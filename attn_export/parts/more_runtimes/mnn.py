@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
-from attn_export.runtimes.protocol import (
-    Engine,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,11 +36,6 @@ class _Mnn(PackagedRuntime):
         "MatMulInteger": "its process ends with a signal",
         "input INT8": "its process ends with a signal",
         "input UINT8": "its process ends with a signal",
-    }
-    readings: Mapping[str, str] = {
-        "precision, float16": "refused",
-        "no batch, B = 0": "refused",
-        "no query, L = 0": "refused",
     }
 
     def engine(self, graph: Path, threads: int) -> Engine:

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import (
-    Engine,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,21 +37,6 @@ class _OpenCv(PackagedRuntime):
         "TensorScatter": "Unsupported operations: TensorScatter",
         "input BFLOAT16": "blob data type = bfloat16 is not supported",
         "input FLOAT16": "its outputs are float32",
-    }
-    readings: Mapping[str, str] = {
-        "causal, past": "refused; portable: keys to P+i",
-        "past, L < new keys": "refused; portable: keys to P+i",
-        "causal, n keys": "refused; portable: keys to n-L+i",
-        "window 2, 1": "ignored: all keys",
-        "masked row, False": "mean of values; portable: 0",
-        "masked row, -inf": "NaN; portable: 0",
-        "softcap": "after the mask; portable: before the mask",
-        "NaN in hidden key": "hidden",
-        "precision, float16": "float32 scores; portable: float32 scores",
-        "empty past, P = 0": "refused; portable: as without past",
-        "no batch, B = 0": "refused; portable: crashed",
-        "no query, L = 0": "refused; portable: crashed",
-        "no key, S = 0": "refused; portable: crashed",
     }
 
     def engine(self, graph: Path, threads: int) -> Engine:

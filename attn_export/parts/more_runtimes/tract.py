@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import (
-    Engine,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-_MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
 
 
 class _Tract(PackagedRuntime):
@@ -49,20 +43,6 @@ class _Tract(PackagedRuntime):
         "DequantizeLinear(UINT4)": "Unknown DatumType Uint4",
         "Trilu": "Impossible to unify TDim with I64",
         "input BFLOAT16": "Unknown DatumType Bfloat16",
-    }
-
-    readings: Mapping[str, str] = {
-        "causal, L < S": "keys to S-L+i; portable: refused",
-        "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
-        "causal, n keys": "refused; portable: keys to n-L+i",
-        "window 2, 1": "ignored: all keys",
-        "masked row, False": f"{_MASK_OF_FLOATS}0",
-        "masked row, -inf": "NaN; portable: 0",
-        "softcap": "refused; portable: before the mask",
-        "NaN in hidden key": f"{_MASK_OF_FLOATS}hidden",  # by a Where
-        "NaN in hidden value": f"{_MASK_OF_FLOATS}spreads",
-        "precision, float16": "float32 scores; portable: float16 scores",
-        "no key, S = 0": "0",
     }
 
     def prepare(self) -> None:

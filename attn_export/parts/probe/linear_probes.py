@@ -15,15 +15,7 @@ from attn_export.explain.faults.fault import Changes, constant, plain, step
 from attn_export.float64.attention_steps import StepChange
 from attn_export.float64.evaluate import OPERATORS, Evaluation
 from attn_export.parts.probe.findings import Probe
-from attn_export.parts.probe.probe_graphs import (
-    HKV,
-    B,
-    D,
-    H,
-    ProbeGraph,
-    linear_inputs,
-    make_model,
-)
+from attn_export.parts.probe.probe_graphs import HKV, B, D, H, ProbeGraph, linear_inputs, make_model
 from attn_export.tensorfile import Array, ArrayDict
 
 _TOKENS = 5

@@ -201,12 +201,8 @@ class Store:
         return counted
 
 
-def merge(folder: Path, others: Iterable[Path]) -> int:
-    """Add the cells of other stores to a store.
-
-    Returns:
-        The number of cells that the store then has.
-    """
+def merge(folder: Path, others: Iterable[Path]) -> None:
+    """Add the cells of other stores to a store."""
     rows: list[Row] = []
     for other in others:
         if not (other / FILE).is_file():
@@ -215,7 +211,6 @@ def merge(folder: Path, others: Iterable[Path]) -> int:
             rows += store.rows()
     with Store.open(folder) as store:
         store.add(rows)
-        return len(store.rows())
 
 
 def to_json(store: Store) -> str:

@@ -253,7 +253,8 @@ def _check_excludes(path: Path, rules: Sequence[Mapping[str, Any]]) -> None:
 def _excludes(rule: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     """Return whether all conditions of a rule are met. One on a name not in `fields` is not."""
     return all(
-        name in fields and _meets(fields[name], condition) for name, condition in rule.items()
+        name in fields and fields[name] in (wanted if isinstance(wanted, list) else [wanted])
+        for name, wanted in rule.items()
     )
 
 
@@ -265,7 +266,3 @@ def _matches(rule: Mapping[str, Any], cell: Cell) -> bool:
     if isinstance(cell.source.content, Mapping):
         facts |= cell.source.content
     return _excludes(rule, facts)
-
-
-def _meets(value: Any, condition: Any) -> bool:
-    return value in condition if isinstance(condition, list) else bool(value == condition)

@@ -15,12 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from attn_export.bundle.manifest import (
-    MANIFEST,
-    failed_folder,
-    read_bundle,
-    read_manifest,
-)
+from attn_export.bundle.manifest import MANIFEST, failed_folder, read_bundle, read_manifest
 from attn_export.errors import AttnExportError, BundleError, OutputError, one_line, printable
 from attn_export.parts.sweeps.sweep_plan import BUNDLE, DRY_RUN
 from attn_export.results import Report, RuntimeRun, Verdict

@@ -183,12 +183,11 @@ class _Search:
         tried = nodes
         while tried:
             left = self._without(nodes, self._spare(nodes, [frozenset({n}) for n in sorted(tried)]))
-            names = {name for n in nodes - left for name in self._names_at(n)}
+            names = set[str]()
+            for n in nodes - left:
+                names |= {*self._graph.reads[n], *self._graph.nodes[n].output}
             tried, nodes = left & self._around(names), left
         return nodes
-
-    def _names_at(self, n: int) -> set[str]:
-        return {*self._graph.reads[n], *self._graph.nodes[n].output}
 
     def _groups(self, nodes: frozenset[int]) -> list[frozenset[int]]:
         """Return the nodes in groups that are joined by what they read, in the order of ends."""

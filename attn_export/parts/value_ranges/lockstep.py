@@ -280,7 +280,8 @@ class _Pass:
         if name in weights:
             array = weights[name]
             is_wide = n in run.kept and name not in run.narrow
-            narrow = not is_wide and is_float(array) and self._is_narrow(name)
+            is_narrow = self._graph.dtypes.get(name) in self._of.narrow_dtypes
+            narrow = not is_wide and is_float(array) and is_narrow
             if not narrow or name in run.clipped or not self._graph.is_held(name):
                 return self._round(run, name, array) if narrow else array
             key = run.rounding, name
@@ -308,9 +309,6 @@ class _Pass:
             return self._graph.weight(name)
         made = self._made(run, name)
         return made and made.wide
-
-    def _is_narrow(self, name: str) -> bool:
-        return self._graph.dtypes.get(name) in self._of.narrow_dtypes
 
 
 def _joined(

@@ -49,7 +49,11 @@ def write_mixed(
     """
     writer = _Writer(graph, kept, format_)
     model = writer.model()
-    large = sum(_bytes(tensor) for tensor in graph.model.graph.initializer) >= _EMBEDDED_BELOW
+    sizes = (
+        int(np.prod(tensor.dims)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in graph.model.graph.initializer
+    )
+    large = sum(sizes) >= _EMBEDDED_BELOW
     data = path.with_name("data")
     with data.open("wb") if large else contextlib.nullcontext() as stream:
         for tensor in writer.tensors():
@@ -243,7 +247,3 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
                 _rename(attribute.g, names)
     for output in graph.output:
         output.name = names.get(output.name, output.name)
-
-
-def _bytes(tensor: TensorProto) -> int:
-    return int(np.prod(tensor.dims)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -178,7 +178,8 @@ class _Analyser:
         narrow = RoundedRun(base=free)
 
         def observe(run: RoundedRun, seen: Seen) -> None:
-            if run is wide and self._is_narrow(seen):
+            is_narrow = self._graph.dtypes.get(seen.name) in self._lockstep.narrow_dtypes
+            if run is wide and is_narrow:
                 facts = self._facts_of(seen)
                 if facts.loss > self._format.eps:
                     self._lossy[number].append(seen.name)
@@ -221,9 +222,6 @@ class _Analyser:
                 break
             chosen[facts.name] = facts
         return list(chosen.values())
-
-    def _is_narrow(self, seen: Seen) -> bool:
-        return self._graph.dtypes.get(seen.name) in self._lockstep.narrow_dtypes
 
     def _is_passed_on(self, facts: RangeFacts) -> bool:
         """Return whether a node reads a value that leaves the limits itself."""

@@ -5,38 +5,41 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
+from onnx import ValueInfoProto
 
 from attn_export.bundle.golden import read_golden, stored_cases, with_inputs
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import is_plain
+from attn_export.cases.draw import add_sums, axis_names, draw_inputs
 from attn_export.dialect_names import MODEL
-from attn_export.errors import GraphError, UsageError, first_few
+from attn_export.errors import GraphError, UsageError, first_few, printable
+from attn_export.export.given_inputs import fitting, read_given
+from attn_export.float64.bounded import refuse_unfit
 from attn_export.graph.load import weight_files
+from attn_export.graph.ranges import declared_outputs, described_inputs
 from attn_export.graph.save import check_replaceable, put_in_place
+from attn_export.graph.signature_check import dtype_name
 from attn_export.output_folder import write_errors
 from attn_export.parts.value_ranges.float_formats import FORMATS
 from attn_export.parts.value_ranges.keep_search import search
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
 from attn_export.parts.value_ranges.mixed_graph import check_fixable, write_mixed
 from attn_export.parts.value_ranges.range_analysis import Analysis, analyse
-from attn_export.parts.value_ranges.range_inputs import (
-    InputSets,
-    planned_sets,
-    random_sets,
-    user_sets,
-)
 from attn_export.parts.value_ranges.range_result import Fix, RangeResult
 from attn_export.parts.value_ranges.range_rule import largest
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
+from attn_export.results import Case
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.run_options import Progress
 from attn_export.temp_folders import folder_beside, scratch
 from attn_export.tensorfile import Array, read_outputs, read_tensors, write_tensors
+from attn_export.truth.reference import GraphRuns
 
 _MEANING = (
     "each node's result is rounded to {format}; what a node adds up within is not, as in kernels "
@@ -55,7 +58,7 @@ def ranges_of(
     progress = progress or Progress()
     progress.phase("reading the graph")
     graph, narrow = StreamedGraph(path), FORMATS[format_]
-    sets = user_sets(graph, inputs) if inputs else sets or random_sets(graph)
+    sets = _user_sets(graph, inputs) if inputs else sets or _random_sets(graph)
     analysis = analyse(graph, sets.sets, narrow, progress, budgets)
     notes = [sets.note, _MEANING.format(format=format_), *_notes(graph, analysis)]
     result = RangeResult(path.name, analysis, notes)
@@ -111,7 +114,7 @@ def graph_of(
 def _stored_sets(bundle: Path) -> InputSets:
     names, cases = stored_cases(bundle / GOLDEN)
     goldens = with_inputs(read_golden(bundle / GOLDEN), cases, names)
-    return planned_sets((g.case for g in goldens if is_plain(g.case)), str(bundle))
+    return _planned_sets((g.case for g in goldens if is_plain(g.case)), str(bundle))
 
 
 def _exported(module: str | None, model: Path | None, folder: Path) -> InputSets:
@@ -124,7 +127,7 @@ def _exported(module: str | None, model: Path | None, folder: Path) -> InputSets
     subject = load_subject(module) if module else Subject.from_model(str(model))
     save_graphs({MODEL: export(subject).model}, folder)
     plain = (case for case in subject.plan().cases if is_plain(case))
-    return planned_sets(plain, str(module or model))
+    return _planned_sets(plain, str(module or model))
 
 
 def _notes(graph: StreamedGraph, analysis: Analysis) -> Iterator[str]:
@@ -215,3 +218,90 @@ def _run_model(folder: str, model: str) -> int:
     outputs = {value.name: x for value, x in zip(session.get_outputs(), results, strict=True)}
     write_tensors(place, "output", outputs)
     return len(outputs)
+
+
+# -- the inputs whose values are looked at: a user's, stored cases, or random ones --------------
+
+_MOST_SETS = 32
+"""The largest number of stored cases that are used."""
+
+_BATCH, _LENGTH = 2, 16
+"""Sizes of free axes of random inputs."""
+
+_RANDOM = "ranges are those of random inputs; give real ones with --inputs FILE.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSets:
+    """Sets of inputs by name, and a note on what they are."""
+
+    sets: Sequence[Mapping[str, Array]]
+    note: str
+
+
+def _user_sets(graph: StreamedGraph, sources: Sequence[str]) -> InputSets:
+    """Return the inputs in files and those that functions return.
+
+    `sources`: ``FILE.npz`` or ``PATH.py:FUNCTION``, whose function returns arrays by name, or
+    several such mappings.
+    """
+    sets: list[Mapping[str, Array]] = []
+    for source in sources:
+        given = read_given(source, graph.inputs, takes_prompts=False)
+        sets += [_checked(graph, each, source) for each in given.sets]
+    return InputSets(sets, f"inputs of {', '.join(sources)}")
+
+
+def _planned_sets(cases: Iterable[Case], source: str) -> InputSets:
+    """Return the inputs of cases that are plain random numbers."""
+    sets = [case.inputs for case in cases][:_MOST_SETS]
+    return InputSets(sets, f"inputs of {len(sets)} cases of {source}; {_RANDOM}")
+
+
+def _random_sets(graph: StreamedGraph) -> InputSets:
+    """Return random inputs of sizes at which a graph runs."""
+    model = graph.model
+    inputs, known_sums, notes = described_inputs(model, {})
+    names = set(graph.inputs)
+    inputs = {name: input_ for name, input_ in inputs.items() if name in names}
+    runs = GraphRuns(graph, inputs, declared_outputs(model), str(graph.path))
+    axes = axis_names(inputs, known_sums)
+    sums = runs.sums(axes, known_sums, model)
+    if sums is None:
+        raise GraphError(
+            f"{graph.path} cannot be evaluated at random sizes; give inputs with --inputs "
+            f"FILE.npz: {runs.problem}"
+        )
+    free = [axis for axis in axes if axis not in sums]
+    for length in (_LENGTH, 4, _BATCH, 1):
+        sizes = {axis: _BATCH if "batch" in axis.lower() else length for axis in free}
+        if runs.runs(add_sums(sizes, sums)):
+            drawn = draw_inputs(inputs, add_sums(sizes, sums), seed_words=("ranges",))
+            return InputSets([drawn], "; ".join((_RANDOM, *notes)))
+    raise GraphError(f"{graph.path} runs at no small sizes; give inputs with --inputs FILE.npz")
+
+
+def _checked(graph: StreamedGraph, given: Mapping[str, Any], source: str) -> dict[str, Array]:
+    """Return arrays in the types of a graph's inputs; raise UsageError if they do not fit."""
+    values = {v.name: v for v in graph.model.graph.input if v.name in graph.inputs}
+    for name, input_ in described_inputs(graph.model, {})[0].items():
+        refuse_unfit(name, dataclasses.replace(input_, shape=()), graph.path)
+    for name in values:
+        if name not in given:
+            raise UsageError(
+                f"--inputs {source} lacks {printable(name, 60)}; the inputs of {graph.path} are "
+                f"{printable(', '.join(values), 200)}"
+            )
+    return {
+        name: fitting(
+            given[name], name, dtype_name(value), _shape(value), source, "the graph"
+        )
+        for name, value in values.items()
+    }  # fmt: skip
+
+
+def _shape(value: ValueInfoProto) -> tuple[int | str, ...] | None:
+    """Return the declared axes of an input, with "?" for those without a size."""
+    kind = value.type.tensor_type
+    sizes = (d.dim_value if d.HasField("dim_value") else "?" for d in kind.shape.dim)
+    return (*sizes,) if kind.HasField("shape") else None

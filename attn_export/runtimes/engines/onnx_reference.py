@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import (
-    Engine,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.runtimes.protocol import (
-    Engine,
-    Facts,
-    Options,
-    PackagedRuntime,
-)
+from attn_export.runtimes.protocol import Engine, Facts, Options, PackagedRuntime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,16 +48,6 @@ class _OpenVino(PackagedRuntime):
     counter_options: Mapping[str, Options] = {
         "precision pinned to f32": {PRECISION: "f32"},
         "generated kernels off": {_SNIPPETS: "DISABLE"},
-    }
-
-    readings: Mapping[str, str] = {
-        "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
-        "window 2, 1": "ignored: all keys",
-        "local_window_size 3": "3 keys",
-        "NaN in hidden key": "0 for its queries",
-        "NaN in hidden value": "0 for its queries",
-        "precision, float16": "float32 scores; portable: float32 scores",  # by its hint
-        "no key, S = 0": "0",
     }
 
     def prepare(self) -> None:

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS, LINEAR_OPSET, ORT_OF_LINEAR
-from attn_export.runtimes.protocol import (
-    Engine,
-    Facts,
-    Options,
-    Runtime,
-    installed_version,
-)
+from attn_export.runtimes.protocol import Engine, Facts, Options, Runtime, installed_version
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:
@@ -52,15 +46,6 @@ class OrtCpu(Runtime):
     about = "ONNX Runtime 1.28 or newer, CPU: by default, and then it must run"
     packages: Sequence[str] = ("onnxruntime",)
     required = True
-    readings: Mapping[str, str] = {
-        "window 2, 1": "refused",  # opset 25 is newer than the operator that it has
-        "local_window_size 3": "3 keys",  # its own counts
-        "finfo.min in mask": "0; portable: mean of values",  # taken for -inf
-        # Sizes of 0 are refused by the operator, and by a Reshape that would have to guess.
-        "no batch, B = 0": "refused; portable: refused",
-        "no query, L = 0": "refused; portable: empty output",
-        "no key, S = 0": "refused; portable: 0",
-    }
     keeps_non_finite = True
     device = "cpu"
     dialects = frozenset(DIALECTS)

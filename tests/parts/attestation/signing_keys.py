@@ -10,12 +10,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from model_signing import hashing, signing
 
-from attn_export.bundle.manifest import (
-    SIGNATURE,
-    manifest_content,
-    write_manifest,
-)
-from attn_export.commands.attestation import attested
+from attn_export.bundle.manifest import SIGNATURE, manifest_content, write_manifest
+from attn_export.commands.verify import attested
 
 KINDS = {
     "P-256": lambda: ec.generate_private_key(ec.SECP256R1()),

@@ -16,7 +16,7 @@ from signing_keys import key_folder, sign, signed_bundle, signer_of
 
 from attn_export import verify
 from attn_export.bundle.manifest import MANIFEST, SIGNATURE, staging
-from attn_export.commands.attestation import attested
+from attn_export.commands.verify import attested
 from attn_export.errors import BundleError, UsageError
 
 

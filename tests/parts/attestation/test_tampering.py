@@ -16,7 +16,7 @@ from signing_keys import key_folder, signed_bundle, signer_of, with_digests
 
 from attn_export import verify
 from attn_export.bundle.manifest import MANIFEST, SIGNATURE
-from attn_export.commands.attestation import attested
+from attn_export.commands.verify import attested
 from attn_export.errors import BundleError
 
 

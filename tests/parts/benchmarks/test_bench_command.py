@@ -20,7 +20,7 @@ from attn_export.commands.main import run
 from attn_export.errors import UsageError
 from attn_export.interface import Input
 from attn_export.parts.benchmarks import bench as job
-from attn_export.parts.benchmarks import bundle_candidates, candidate_process, peers
+from attn_export.parts.benchmarks import bundle_candidates, peers
 from attn_export.parts.benchmarks.bundle_candidates import work_of
 from attn_export.parts.benchmarks.feeds import Feed, feeds_of, output_feeds
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
@@ -44,9 +44,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         functools.partial(bundle_candidates.read_rooflines, mib=4),
     )
 
+    measure = job.measure
+
     def measured(candidates, **options):
         some = [c for c in candidates if c.name != "torch.compile"]
-        return candidate_process.measure(some, **{**options, "turn_seconds": 0.01})
+        return measure(some, **{**options, "turn_seconds": 0.01})
 
     monkeypatch.setattr(job, "measure", measured)
 

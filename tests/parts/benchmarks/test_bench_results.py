@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from attn_export.parts.benchmarks.bench_json import bench_to_dict
-from attn_export.parts.benchmarks.bench_terminal import three_digits
+from attn_export.parts.benchmarks.bench_report import bench_to_dict, three_digits
 from attn_export.parts.benchmarks.measurements import (
     BenchReport,
     Candidate,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.parts.benchmarks import candidate_process as process_module
+from attn_export.parts.benchmarks import bench as process_module
+from attn_export.parts.benchmarks.bench import CandidateProcess, measure, progress_steps
 from attn_export.parts.benchmarks.bundle_candidates import gemm_rooflines, read_rooflines
-from attn_export.parts.benchmarks.candidate_process import CandidateProcess, measure, progress_steps
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.runtimes.protocol import Limits
 

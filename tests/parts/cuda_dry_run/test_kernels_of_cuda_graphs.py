@@ -91,7 +91,7 @@ def test_a_step_launches_few_kernels_and_never_waits(triple: tuple[str, ...], tm
     assert step.attention == ("XQA",)
     assert step.launches <= most
     assert sum("GroupQueryAttention" in e.node for e in step.events if e.kind == "launch") <= 3
-    assert step.copied(by_nodes=True) == 0
+    assert step.copied == 0
     assert not step.waits
     assert not step.cache_copies
     assert step.cache_bytes == 0

@@ -143,13 +143,17 @@ def test_reading_a_store_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         pass
 
 
-def test_merging_takes_all_cells_and_the_last_of_equal_ones(tmp_path: Path):
-    for name, rows in (("a", [row(1), row(2)]), ("b", [row(2, verdict="failed"), row(3)])):
+@pytest.mark.parametrize(
+    ("last", "code"), [("passed", 0), ("failed", 6), ("crashed", 5), ("refused", 0)]
+)
+def test_merging_takes_all_cells_and_the_last_of_equal_ones(last: str, code: int, tmp_path: Path):
+    for name, rows in (("a", [row(1), row(2)]), ("b", [row(2, verdict=last), row(3)])):
         with Store.open(tmp_path / name) as store:
             store.add(rows)
-    assert merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"]) == 3
+    stores = [word for name in "ab" for word in ("--merge", str(tmp_path / name))]
+    assert run(["sweep", *stores, "--output", str(tmp_path / "all")]) == code
     with Store.open(tmp_path / "all") as store:
-        assert [each.verdict for each in store.rows()] == ["passed", "failed", "passed"]
+        assert [each.verdict for each in store.rows()] == ["passed", last, "passed"]
 
 
 WRITER = """

@@ -13,8 +13,7 @@ from conftest import Cli
 from range_graphs import CASES, FITTING
 from shared import bundle_of
 
-from attn_export.parts.value_ranges.range_flow import ranges_of
-from attn_export.parts.value_ranges.range_inputs import InputSets
+from attn_export.parts.value_ranges.range_flow import InputSets, ranges_of
 
 CASE = CASES["squares of a norm, absorbed"]
 

@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 from range_graphs import CASES, WIDTH, RangeCase
 
 from attn_export.parts.value_ranges import mixed_graph
-from attn_export.parts.value_ranges.range_flow import ranges_of
-from attn_export.parts.value_ranges.range_inputs import InputSets
+from attn_export.parts.value_ranges.range_flow import InputSets, ranges_of
 
 CASE = CASES["squares of a norm, absorbed"]
 WIDE = np.random.default_rng(0).standard_normal((WIDTH, 64)) / 8

@@ -12,8 +12,7 @@ from range_graphs import CASES, FITTING, RangeCase
 
 from attn_export.parts.value_ranges.float_formats import FORMATS, FloatFormat
 from attn_export.parts.value_ranges.lockstep import Lockstep, RoundedRun
-from attn_export.parts.value_ranges.range_flow import ranges_of
-from attn_export.parts.value_ranges.range_inputs import InputSets
+from attn_export.parts.value_ranges.range_flow import InputSets, ranges_of
 from attn_export.parts.value_ranges.range_result import RangeResult
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.tensorfile import ArrayDict, numpy_dtype

@@ -66,7 +66,7 @@ def step_of(graph: Path) -> Step:
     """Return a dry run of one query."""
     (seen,) = dry_run(graph, architectures=["sm_90"], query_len=1, past_len=20)
     (step,) = seen.steps
-    assert (step.copied(by_nodes=True), step.waits, step.stopped, seen.problem) == (0, (), "", "")
+    assert (step.copied, step.waits, step.stopped, seen.problem) == (0, (), "", "")
     return step
 
 

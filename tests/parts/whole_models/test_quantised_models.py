@@ -20,7 +20,7 @@ from attn_export import assert_parity, verify
 from attn_export.commands.compare import compare_models
 from attn_export.errors import UsageError
 from attn_export.judge.judge import judge
-from attn_export.judge.runtime_distances import RuntimeDistances
+from attn_export.judge.replay import RuntimeDistances
 from attn_export.parts.whole_models.integer_weights import (
     read_integers,
     with_float_products,
