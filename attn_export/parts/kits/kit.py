@@ -16,6 +16,7 @@ from msgspec import structs
 from attn_export.bundle.golden import read_index
 from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bundle
 from attn_export.bundle.text_ends import TOKENIZER, read_generation
+from attn_export.bundle.text_inputs import CHOICE, TEXTS, read_text_inputs
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError, choose
@@ -25,7 +26,13 @@ from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
 from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.rule import beyond_limit
-from attn_export.runtimes.decode_inputs import IDS, LOGIT_INDEX, MOST_KEYS, PAST_LENGTH
+from attn_export.runtimes.decode_inputs import (
+    IDS,
+    LOGIT_INDEX,
+    MASK,
+    MOST_KEYS,
+    PAST_LENGTH,
+)
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
@@ -157,6 +164,7 @@ def write_kit(
     commands = [Markup(command) for command in project.test]  # constants, which need no escape
     context |= {"language": language, "commands": commands}
     context["ids"] = _ids(manifest, read_generation(bundle).ends)
+    context["texts"] = _texts(manifest, bundle)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
         copy_sources(project, folder)
@@ -326,6 +334,24 @@ def _ids(manifest: Manifest, ends: Sequence[int]) -> dict[str, Any] | None:
     most = manifest.bounds.get("capacity", (0, None))[1] or MOST_KEYS
     text = TOKENIZER in manifest.files
     return {"vocabulary": vocabulary, "most": most, "ends": [*ends], "text": text}
+
+
+def _texts(manifest: Manifest, bundle: Path) -> dict[str, Any] | None:
+    """Return what `attn_embed` needs of an encoder of texts; None of others."""
+    output = next((name for name in CHOICE if name in manifest.outputs), "")
+    shape = manifest.outputs[output].shape if output else ()
+    width = shape[1] if len(shape) == 2 else None
+    own = {IDS, MASK, "token_type_ids"}
+    if not isinstance(width, int) or not {IDS} <= set(manifest.inputs) <= own:
+        return None
+    if TEXTS not in manifest.files or {x.dtype for x in manifest.inputs.values()} != {"int64"}:
+        return None
+    said = read_text_inputs(bundle)
+    return {
+        "vocabulary": said.vocabulary, "most": said.max_length, "pad": said.pad_id, "width": width,
+        "output": [*manifest.outputs].index(output), "pads_left": said.padding_side == "left",
+        "types": "token_type_ids" in manifest.inputs,
+    }  # fmt: skip
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:

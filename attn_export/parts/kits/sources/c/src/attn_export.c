@@ -6,6 +6,7 @@
 
 #include "bundle_check.h"
 #include "cases.h"
+#include "embed_texts.h"
 #include "ort_library.h"
 #include "session.h"
 
@@ -187,7 +188,8 @@ static int get_of_bundle(int32_t what, int64_t *value, Error *error) {
             return ATTN_OK;
         case ATTN_CACHE: *value = BUNDLE.cache; return ATTN_OK;
         case ATTN_VOCABULARY: *value = BUNDLE.ids.vocabulary; return ATTN_OK;
-        case ATTN_MOST_TOKENS: *value = BUNDLE.ids.most; return ATTN_OK;
+        case ATTN_MOST_TOKENS: *value = BUNDLE.ids.most + BUNDLE.of_texts.most; return ATTN_OK;
+        case ATTN_WIDTH: *value = BUNDLE.of_texts.width; return ATTN_OK;
         default: fail(error, "a bundle does not tell %d", (int)what); return ATTN_ARGUMENT;
     }
 }
@@ -254,6 +256,13 @@ static int test_case(const Opened *bundle, int64_t index, char *line, int64_t si
 int attn_test_case(attn_handle handle, int64_t index, char *line, int64_t size) {
     if (line == NULL || size < 1) return REFUSE(ATTN_ARGUMENT, "the line has no room");
     CALL(Opened, bundle, handle, BUNDLES, test_case(bundle, index, line, size, &error));
+}
+
+int attn_embed(attn_handle handle, const int64_t *ids, const int64_t *types, int64_t total,
+               const int64_t *lengths, int64_t count, float *vectors, int64_t size) {
+    if (need(ids != NULL && lengths != NULL && vectors != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    Texts texts = {ids, types, lengths, total, count};
+    CALL(Opened, bundle, handle, BUNDLES, embed_texts(&bundle->graphs, &texts, vectors, size, &error));
 }
 
 /* -- sessions ---------------------------------------------------------------------------- */

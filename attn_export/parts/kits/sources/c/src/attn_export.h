@@ -1,6 +1,6 @@
 /*
  * One bundle behind a C ABI for programs in any language: open it, run it on arrays of your own,
- * decode with its caches, generate tokens, replay its stored test cases.
+ * decode with its caches, generate tokens, embed texts, replay its stored test cases.
  *
  * Results: every function that returns int returns one of the codes below; of anything but ATTN_OK
  * and ATTN_END, attn_last_error() is one line. Nothing exits, prints, or calls back.
@@ -62,6 +62,7 @@ enum {
     ATTN_CACHE = 3,                    /* 0: none; 1: it grows by each step; 2: written in place */
     ATTN_VOCABULARY = 4,               /* of a whole model the number of token ids, else 0 */
     ATTN_MOST_TOKENS = 5,              /* of a whole model the most tokens of a text, else 0 */
+    ATTN_WIDTH = 6,                    /* numbers that attn_embed() gives of a text; 0: it does not */
     ATTN_HELD = 16,                    /* tokens in the caches: of the longest row */
     ATTN_COPIED = 17 /* bytes of caches copied so far: by attn_fork(), and attn_rewind() */
 };
@@ -146,6 +147,17 @@ ATTN_API int attn_fork(attn_handle session, const int64_t *rows, int64_t count,
 ATTN_API int attn_start(attn_handle session, const int64_t *ids, int64_t length, int64_t count);
 /* Makes the next token, that with the largest logit. ATTN_END after the one that ends the text. */
 ATTN_API int attn_next(attn_handle session, int64_t *token);
+
+/* -- vectors of texts ---------------------------------------------------------------------- */
+
+/*
+ * Makes the vectors of `count` texts, or their scores. `ids` are the tokens of one text after the
+ * other, with those that a tokenizer adds; `lengths` says how many each text has, and `total` all;
+ * `types` are the types of the tokens of pairs, NULL: 0. Texts of about one length run together, with
+ * the padding that the model takes. `vectors` has room for `size` numbers, ATTN_WIDTH for each text.
+ */
+ATTN_API int attn_embed(attn_handle bundle, const int64_t *ids, const int64_t *types, int64_t total,
+                        const int64_t *lengths, int64_t count, float *vectors, int64_t size);
 
 #ifdef __cplusplus
 }

@@ -38,6 +38,16 @@ typedef struct {
     size_t end_count;
 } Ids;
 
+/*
+ * Of an encoder of texts: the most tokens of a text, the id of padding, the size of a vector, the output
+ * that it is, and where shorter texts are padded. Of others, 0.
+ */
+typedef struct {
+    int64_t most, pad, width;
+    size_t output;
+    bool pads_left;
+} OfTexts;
+
 typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
 
 typedef struct {
@@ -54,6 +64,7 @@ typedef struct {
     const Case *cases;
     size_t case_count;
     Ids ids;
+    OfTexts of_texts;
     bool knows_mask; /* whether attn_mask means what this project says: True, or 0 to add, is seen */
     const Case *replay; /* the case that is also run token by token, or NULL */
 } Bundle;

@@ -3,26 +3,12 @@
  *
  *     generate ID,ID,... [TOKENS [BUNDLE]]
  */
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attn_export.h"
-
-/* Reads ids with commas between them; what is no id is -1. Returns their number. */
-static int64_t read_ids(const char *text, int64_t *ids) {
-    int64_t count = 0;
-    while (*text != '\0') {
-        char *end = NULL;
-        long long id = strtoll(text, &end, 10);
-        bool ends = end != text && (*end == '\0' || (*end == ',' && end[1] != '\0'));
-        ids[count++] = ends ? id : -1;
-        if (!ends) break;
-        text = *end == ',' ? end + 1 : end;
-    }
-    return count;
-}
+#include "read_ids.h"
 
 static int generate(attn_handle session, const int64_t *prompt, int64_t length, int64_t count) {
     const char *between = "";

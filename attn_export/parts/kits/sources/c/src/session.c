@@ -400,7 +400,7 @@ static bool ends_text(int64_t token) {
 int session_start(Session *session, const int64_t *ids, int64_t length, int64_t count,
                   Error *error) {
     const Ids *known = &BUNDLE.ids;
-    if (known->vocabulary == 0) return FAIL(ATTN_ARGUMENT, "this bundle is no model that takes ids");
+    if (known->most == 0) return FAIL(ATTN_ARGUMENT, "this bundle is no model that continues ids");
     if (length < 1) return FAIL(ATTN_ARGUMENT, "the prompt has no token");
     if (count < 1 || count > known->most || length > known->most - count + 1) {
         return FAIL(ATTN_ARGUMENT, "%lld tokens and %lld more: the bundle takes %lld",
