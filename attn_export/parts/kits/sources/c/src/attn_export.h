@@ -63,6 +63,8 @@ enum {
     ATTN_VOCABULARY = 4,               /* of a whole model the number of token ids, else 0 */
     ATTN_MOST_TOKENS = 5,              /* of a whole model the most tokens of a text, else 0 */
     ATTN_WIDTH = 6,                    /* numbers that attn_embed() gives of a text; 0: it does not */
+    ATTN_ENCODER_INPUTS = 7, /* of an encoder-decoder those of attn_encode(); of attn_describe(), too */
+    ATTN_FIRST = 8,          /* of an encoder-decoder the id that its texts begin with, else -1 */
     ATTN_HELD = 16,                    /* tokens in the caches: of the longest row */
     ATTN_COPIED = 17 /* bytes of caches copied so far: by attn_fork(), and attn_rewind() */
 };
@@ -101,7 +103,7 @@ ATTN_API int attn_get(attn_handle handle, int32_t what, int64_t *value);
 /* Returns NULL after an error. */
 ATTN_API const char *attn_text(attn_handle bundle, int32_t what);
 
-/* Tells all of an input (ATTN_INPUTS) or output (ATTN_OUTPUTS) but its elements. */
+/* Tells all of an input (ATTN_INPUTS, ATTN_ENCODER_INPUTS) or output (ATTN_OUTPUTS) but its elements. */
 ATTN_API int attn_describe(attn_handle bundle, int32_t kind, int64_t index, attn_value *value);
 
 /*
@@ -140,6 +142,12 @@ ATTN_API int attn_rewind(attn_handle session, int64_t tokens);
 /* Makes a session that goes on from copies of the caches of `count` rows, in this order. */
 ATTN_API int attn_fork(attn_handle session, const int64_t *rows, int64_t count,
                        attn_handle *fork);
+
+/*
+ * Runs the encoder of an encoder-decoder on arrays of all its inputs, which are not kept. The session
+ * holds what the decoder takes of it until the next call; prefill, or start with ATTN_FIRST.
+ */
+ATTN_API int attn_encode(attn_handle session, const attn_value *values, int64_t count);
 
 /* -- tokens of a whole model --------------------------------------------------------------- */
 

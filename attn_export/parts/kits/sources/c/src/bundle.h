@@ -29,11 +29,11 @@ typedef struct {
 } Case;
 
 /*
- * Of a whole model: the number of its token ids and of tokens that a cache may hold, and the ids that
- * end a text. Of a layer, which takes no ids, 0.
+ * Of a whole model: the number of its token ids and of tokens that a cache may hold, of an
+ * encoder-decoder the id that begins a text, and the ids that end one. Of a layer, which takes no ids, 0.
  */
 typedef struct {
-    int64_t vocabulary, most;
+    int64_t vocabulary, most, first;
     const int64_t *ends;
     size_t end_count;
 } Ids;
@@ -53,6 +53,9 @@ typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
 typedef struct {
     const char *name, *graph;
     const char *decode; /* the graph for single tokens, or NULL */
+    const char *encoder; /* the graph of the encoder for this decoder, or NULL */
+    const End *encoder_inputs;
+    size_t encoder_input_count;
     const char *const *files; /* files that ONNX Runtime opens: graphs and weights */
     size_t file_count;
     Cache cache;

@@ -28,6 +28,9 @@ static int find_texts(const Texts *given, Text *found, Error *error) {
         found[row] = (Text){start, length, row};
         start += length;
     }
+    for (int64_t at = 0; given->types != NULL && start == given->total && at < start; at++) {
+        if (given->types[at] < 0) return FAIL(ATTN_ARGUMENT, "a type is %lld", (long long)given->types[at]);
+    }
     if (start == given->total) return ATTN_OK;
     return FAIL(ATTN_ARGUMENT, "the texts have %lld tokens, and there are %lld ids",
                 (long long)start, (long long)given->total);
