@@ -17,6 +17,9 @@ TEXTS = "text_inputs.json"
 VECTOR = "sentence_embedding"
 """The output of an encoder with the vector of a text, `[batch, size]`."""
 
+CHOICE = (VECTOR, "logits", "pooler_output", "text_embeds")
+"""The outputs of an encoder that `embed` chooses from, the first of these that there is."""
+
 _Length = Annotated[float, Meta(gt=0)]  # some write 1e30 for none
 
 

@@ -14,8 +14,16 @@ from typing import Any
 from msgspec import structs
 
 from attn_export.bundle.golden import read_index
-from attn_export.bundle.manifest import GOLDEN, MANIFEST, bundle_spec, read_bundle
-from attn_export.bundle.text_ends import TOKENIZER, read_generation
+from attn_export.bundle.manifest import (
+    GOLDEN,
+    MANIFEST,
+    bundle_spec,
+    bundles_in,
+    read_bundle,
+    read_manifest,
+)
+from attn_export.bundle.text_ends import TOKENIZER, Generation, read_generation
+from attn_export.bundle.text_inputs import CHOICE, TEXTS, read_text_inputs
 from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError, choose
@@ -25,7 +33,14 @@ from attn_export.parts.kits.kit_escapes import KIT_ESCAPES
 from attn_export.parts.kits.source_folders import KITS
 from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.rule import beyond_limit
-from attn_export.runtimes.decode_inputs import IDS, LOGIT_INDEX, MOST_KEYS, PAST_LENGTH
+from attn_export.runtimes.decode_inputs import (
+    ENCODED,
+    IDS,
+    LOGIT_INDEX,
+    MASK,
+    MOST_KEYS,
+    PAST_LENGTH,
+)
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
 from attn_export.spec import AttentionSpec
@@ -119,7 +134,7 @@ LANGUAGES: Mapping[str, _Language] = {
 
 # -- the job -----------------------------------------------------------------------------------
 
-BUNDLE = "bundle"
+BUNDLE, ENCODER = "bundle", "encoder"
 
 
 def write_kit(
@@ -140,6 +155,7 @@ def write_kit(
     with write_errors(output):  # before anything is read
         replaceable(output, "kit")
     progress.phase("reading the bundle")
+    bundle, encoder = _parts(bundle, language)
     manifest = read(bundle)
     _refuse_dtypes(language, project, manifest)
     graphs = manifest.shipped
@@ -156,7 +172,9 @@ def write_kit(
 
     commands = [Markup(command) for command in project.test]  # constants, which need no escape
     context |= {"language": language, "commands": commands}
-    context["ids"] = _ids(manifest, read_generation(bundle).ends)
+    context["ids"] = _ids(manifest, read_generation(bundle))
+    context["encoder"] = encoder and _encoder(read(encoder), graph, context)
+    context["texts"] = _texts(manifest, bundle)
     progress.phase("writing the kit")
     with replacement_of(output, "kit") as folder:
         copy_sources(project, folder)
@@ -164,10 +182,35 @@ def write_kit(
             text = render(template, context, KIT_ESCAPES)
             template.with_suffix("").write_text(text, encoding="utf-8")
             template.unlink()
-        for name in (*manifest.files, MANIFEST):
-            (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(bundle / name, folder / BUNDLE / name)
+        for source, target in ((bundle, BUNDLE), *([(encoder, ENCODER)] if encoder else [])):
+            for name in (*read_manifest(source).files, MANIFEST):
+                (folder / target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, folder / target / name)
     return output
+
+
+def _parts(bundle: Path, language: str) -> tuple[Path, Path | None]:
+    """Return the bundle of a kit and, of an encoder-decoder, that of its encoder."""
+    there = bundles_in(bundle)
+    if not there.keys() >= {ENCODER, "decoder"}:
+        return bundle, None
+    if language not in ("c", "library"):
+        raise UsageError(
+            f"{bundle} is an encoder-decoder, which kits in c and library run; give one of its "
+            "two folders"
+        )
+    return there["decoder"], there[ENCODER]
+
+
+def _encoder(manifest: Manifest, decoder: GraphFile, context: dict[str, Any]) -> dict[str, Any]:
+    """Return what `attn_encode` needs of the encoder for a decoder, and add its files."""
+    graph = _graph_for(manifest.shipped, [decoder.dialect], None)
+    names = [graph.name, *(name for name in manifest.files if name == WEIGHTS)]
+    context["files"] += [f"../{ENCODER}/{name}" for name in names]
+    return {
+        "file": f"../{ENCODER}/{graph.name}",
+        "inputs": _values(manifest, manifest.inputs, graph.layouts),
+    }
 
 
 def _refuse_dtypes(name: str, project: _Language, manifest: Manifest) -> None:
@@ -316,16 +359,49 @@ def _cache(manifest: Manifest) -> str:
     return kind if manifest.next_inputs else "none"
 
 
-def _ids(manifest: Manifest, ends: Sequence[int]) -> dict[str, Any] | None:
+_PROCESSED = (
+    "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
+    "forced_decoder_ids", "lang_to_id", "repetition_penalty",
+)  # fmt: skip
+"""What a generation config may ask for and kits do not do."""
+
+
+def _ids(manifest: Manifest, said: Generation) -> dict[str, Any] | None:
     """Return what tokens of a whole model need: sizes, and ids that end a text; None of others."""
     own = {IDS, PAST_LENGTH, LOGIT_INDEX} | set(manifest.next_inputs.values())
+    own |= {name for name, x in manifest.inputs.items() if ENCODED in x.shape}
     logits = manifest.outputs.get("logits")
     vocabulary = logits.shape[-1] if logits and logits.shape else None
     if not isinstance(vocabulary, int) or not {IDS, PAST_LENGTH} <= set(manifest.inputs) <= own:
         return None
     most = manifest.bounds.get("capacity", (0, None))[1] or MOST_KEYS
     text = TOKENIZER in manifest.files
-    return {"vocabulary": vocabulary, "most": most, "ends": [*ends], "text": text}
+    first = said.bos_token_id if said.decoder_start_token_id is None else (
+        said.decoder_start_token_id
+    )  # fmt: skip
+    return {
+        "vocabulary": vocabulary, "most": most, "ends": [*said.ends], "text": text,
+        "first": -1 if first is None else first,
+        "unused": [name for name in _PROCESSED if getattr(said, name) is not None],
+    }  # fmt: skip
+
+
+def _texts(manifest: Manifest, bundle: Path) -> dict[str, Any] | None:
+    """Return what `attn_embed` needs of an encoder of texts; None of others."""
+    output = next((name for name in CHOICE if name in manifest.outputs), "")
+    shape = manifest.outputs[output].shape if output else ()
+    width = shape[1] if len(shape) == 2 else None
+    own = {IDS, MASK, "token_type_ids"}
+    if not isinstance(width, int) or not {IDS} <= set(manifest.inputs) <= own:
+        return None
+    if TEXTS not in manifest.files or {x.dtype for x in manifest.inputs.values()} != {"int64"}:
+        return None
+    said = read_text_inputs(bundle)
+    return {
+        "vocabulary": said.vocabulary, "most": said.max_length, "pad": said.pad_id, "width": width,
+        "output": [*manifest.outputs].index(output), "pads_left": said.padding_side == "left",
+        "types": "token_type_ids" in manifest.inputs,
+    }  # fmt: skip
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | None:

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from attn_export.bundle.manifest import read_bundle
-from attn_export.bundle.text_inputs import VECTOR, read_text_inputs
+from attn_export.bundle.text_inputs import CHOICE, read_text_inputs
 from attn_export.errors import RuntimeFailure, UsageError, counted, one_line, printable
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.runtimes.decode_buffers import PREFERRED, load_session, select_graphs
 from attn_export.runtimes.decode_inputs import IDS, MASK, PAST_LENGTH, QUERY_LEN, check_ids
 
 TYPES = "token_type_ids"
-
-_OUTPUTS = (VECTOR, "logits", "pooler_output", "text_embeds")
-"""The outputs to choose from, the first of these that there is."""
 
 _ALIKE = 0.75
 """The least length of a sequence beside the longest one of its batch."""
@@ -58,7 +55,7 @@ class Embedder:
             )
         self._texts, self.cut = read_text_inputs(folder), 0
         (file,) = select_graphs(manifest.shipped, dialect, folder, PREFERRED["cpu"])[:1]
-        found = [name for name in _OUTPUTS if name in manifest.outputs]
+        found = [name for name in CHOICE if name in manifest.outputs]
         by_token = [n for n, x in manifest.outputs.items() if QUERY_LEN in x.shape]
         self.output = (found or by_token or list(manifest.outputs))[0]
         self.is_by_token = self.output in by_token

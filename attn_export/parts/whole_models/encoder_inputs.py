@@ -180,7 +180,15 @@ class EncoderCases(CaseMaker):
     def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
         if not self.entry.one("ids"):
             valid = np.ones_like(valid)
-        return super()._case(situation, inputs, valid)
+        case = super()._case(situation, inputs, valid)
+        every, judged = {*range(len(valid))}, case.judged_rows
+        others = every - {*case.ignored_rows}
+        crossed = [n for n in judged if self.axes[n] == (BATCH, BATCH)]
+        if all(others | {*judged[name]} == every for name in crossed):
+            return case
+        # Each image is compared with a text that is no evidence.
+        rows = {n: () if n in crossed else tuple(sorted(others | {*judged[n]})) for n in judged}
+        return dataclasses.replace(case, ignored_rows=tuple(sorted(every)), judged_rows=rows)
 
     def _judged(self, end: End, situation: Situation, valid: np.ndarray) -> tuple[int, ...]:
         at = [at for at, names in self.read_at.items() if end.name in names]

@@ -82,7 +82,7 @@ static int call(const char *folder, attn_handle bundle) {
     attn_handle *to = place(), made = 0;
     int code;
     for (int i = 0; i < MOST; i++) numbers[i] = number(12);
-    switch (below(18)) {
+    switch (below(19)) {
         case 0:
             code = attn_open(often() ? ATTN_ABI_VERSION : (uint32_t)draw(), often() ? folder : "", NULL,
                              (int32_t)number(3), 0, &made);
@@ -106,6 +106,16 @@ static int call(const char *folder, attn_handle bundle) {
         case 13: return attn_prefill(handle(), number(32), often() ? NULL : numbers, number(4));
         case 14: return attn_step(handle());
         case 15: return attn_rewind(handle(), number(4));
+        case 17: {
+            float vectors[MOST * MOST];
+            int64_t texts = 1 + below(9), total = 0;
+            for (int i = 0; i < texts; i++) total += numbers[i] > 0 && numbers[i] < 7 ? numbers[i] : 0;
+            code = attn_get(bundle, ATTN_WIDTH, &value);
+            value = code == ATTN_OK && value > 0 && value < MOST ? value * texts : MOST;
+            return attn_embed(handle(), often() ? numbers : NULL, often() ? NULL : numbers,
+                              often() ? total : number(MOST), often() ? numbers : NULL,
+                              often() ? texts : number(9), vectors, often() ? value : number(MOST));
+        }
         case 16: code = attn_fork(handle(), numbers, often() ? 1 + below(3) : number(MOST), &made); break;
         default:
             value = number(MOST);

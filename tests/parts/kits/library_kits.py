@@ -176,12 +176,13 @@ class CallError(Exception):
 
 
 class Library:
-    """The library of a small bundle; `call` raises an error for its codes."""
+    """The library of a small bundle, or of a kit; `call` raises an error for its codes."""
 
-    def __init__(self, name: str) -> None:
-        self._c = ctypes.CDLL(str(library_kit(name) / "build" / "libattn_export.so"))
+    def __init__(self, name: str | Path) -> None:
+        kit = library_kit(name) if isinstance(name, str) else name
+        self._c = ctypes.CDLL(str(kit / "build" / "libattn_export.so"))
         self._c.attn_last_error.restype = ctypes.c_char_p
-        self.folder = library_kit(name) / "bundle"
+        self.folder = kit / "bundle"
 
     def call(self, name: str, *values: object) -> None:
         given = [ctypes.c_int64(v) if isinstance(v, int) else v for v in values]
@@ -217,11 +218,15 @@ class Library:
 
     def set_input(self, session: int, index: int, array: np.ndarray) -> np.ndarray:
         """Set an input to an array, which the caller keeps."""
+        self.call("set_input", session, index, ctypes.byref(self.value(array)))
+        return array
+
+    def value(self, array: np.ndarray) -> _Value:
+        """Return what describes an array, which the caller keeps."""
         value = _Value(dtype=CODES[array.dtype.name], rank=array.ndim, bytes=array.nbytes)
         value.dims[: array.ndim] = array.shape
         value.data = array.ctypes.data
-        self.call("set_input", session, index, ctypes.byref(value))
-        return array
+        return value
 
     def output(self, session: int, index: int) -> np.ndarray:
         """Return an output of the last run, in place."""

@@ -22,8 +22,8 @@ from attn_export import Subject, build, verify
 from attn_export.commands.main import run
 from attn_export.errors import ExportError
 
-FEW = ("clip_text_model", "roberta", "siglip_vision_model")
-"""The types that are compared by default: causal masks, positions by ids, images."""
+FEW = ("clip", "clip_text_model", "roberta", "siglip_vision_model")
+"""The types that are compared by default: causal masks, positions by ids, images, and both."""
 
 
 def built_bert() -> Path:
@@ -55,7 +55,7 @@ def test_an_encoder_that_is_built_passes_in_all_dialects(kind, tmp_path):
     graphs = {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
     assert {v.graph for v in report.verdicts} == graphs
     nodes = [node.op_type for node in onnx.load(tmp_path / "out/model.onnx").graph.node]
-    assert nodes.count("Attention") == 2
+    assert nodes.count("Attention") == (4 if kind in ("clip", "siglip") else 2)
 
 
 def test_an_encoder_is_built_from_a_folder_with_its_own_inputs_and_outputs():
@@ -82,6 +82,17 @@ def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_no_evidenc
     judged = {case.name: case.judged_rows for case in cases if case.name.startswith("right_")}
     assert judged
     assert all(rows == {"logits": (), "probabilities": ()} for rows in judged.values())
+
+
+def test_images_beside_a_text_that_is_no_evidence_are_judged_and_their_logits_are_not():
+    (case,) = (
+        case
+        for case in Subject.from_model(tiny_encoder("clip")).plan().cases
+        if case.name == "left_4"
+    )
+    assert case.ignored_rows == (0, 1)
+    wanted = {"text_embeds": (1,), "image_embeds": (0, 1)}
+    assert case.judged_rows == {"logits_per_image": (), "logits_per_text": (), **wanted}
 
 
 def test_a_decoder_with_classes_is_judged_with_padding_which_has_its_token():

@@ -111,6 +111,19 @@ def test_a_text_gives_text(cli):
     assert (said.returncode, said.stderr) == (0, "")
 
 
+def test_draws_are_those_of_the_seed_among_the_likeliest_tokens(cli):
+    def drawn(*options: str) -> str:
+        said = cli("generate", pair("t5"), "--ids", "33,34,35", "--count", "9", *options)
+        assert said.returncode == 0, said.stderr
+        return str(said.stdout)
+
+    warm = ("--temperature", "3", "--top-p", "0.95")
+    one, again, other = (drawn(*warm, "--seed", seed) for seed in ("1", "1", "2"))
+    assert one == again
+    assert len({one, other, drawn()}) == 3
+    assert drawn("--temperature", "3", "--top-p", "0.000001", "--seed", "1") == drawn()
+
+
 _WORDS = {"lang_to_id": {"<|en|>": 21, "<|fr|>": 35}, "task_to_id": {"transcribe": 40}}
 SOUNDS: dict[str, dict[str, Any]] = {
     "plain": {}, "found": {**_WORDS, "no_timestamps_token_id": 44},

@@ -176,10 +176,17 @@ def _inputs_of(model: Any) -> dict[str, Input]:
     shape = found[name].shape
     if len(shape) == 2 and "attention_mask" in accepted:
         found["attention_mask"] = Input(shape, "int64", 0, 1)
+    if name == "input_ids" and _has_image_tower(model):
+        found["pixel_values"] = main_input(config, "pixel_values", type_of(model))
     types = getattr(config, "type_vocab_size", None) or 0
     if name == "input_ids" and "token_type_ids" in accepted and types > 1:
         found["token_type_ids"] = Input(shape, "int64", 0, types - 1, first=None)
     return found
+
+
+def _has_image_tower(model: Any) -> bool:
+    """Return whether a model compares texts with images, each by a tower, as CLIP does."""
+    return hasattr(model, "get_image_features") and hasattr(model, "get_text_features")
 
 
 def _limits(model: Any, inputs: Mapping[str, Input]) -> CaseLimits:
@@ -197,7 +204,8 @@ def _layers(model: Any) -> int:
             f"{model.config.model_type} has no num_hidden_layers; models without layers of one "
             "kind are not supported"
         )
-    return int(layers)
+    images = model.config.vision_config.num_hidden_layers if _has_image_tower(model) else 0
+    return int(layers) + int(images)
 
 
 def _fields(model: Any, example: Mapping[str, torch.Tensor]) -> list[str]:

@@ -75,7 +75,7 @@ bool tensor_rename(Tensor *tensor, const char *name, Error *error) {
 
 Tensor *tensor_find(Tensor *tensors, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {
-        if (strcmp(tensors[i].name, name) == 0) return &tensors[i];
+        if (tensors[i].name != NULL && strcmp(tensors[i].name, name) == 0) return &tensors[i];
     }
     return NULL;
 }

@@ -1,4 +1,4 @@
-// Tests the bundle, runs it on an array of your own, decodes, and generates.
+// Tests the bundle, runs it on an array of your own, decodes, generates, and embeds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,7 +12,7 @@
 #include "attn_export.hpp"
 
 constexpr char USAGE[] = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy [BUNDLE] | "
-                         "decode TOKENS [BUNDLE] | generate ID,ID,... TOKENS [BUNDLE]";
+                         "decode TOKENS [BUNDLE] | generate ID,ID,... TOKENS [BUNDLE] | embed ID,ID,...";
 // The names of types in .npy, each at twice its number in ONNX.
 const std::string TYPES = "--f4u1i1u2i2i4i8--b1f2f8u4u8----u2";
 attn::Error wrong(const std::string& text) { return {ATTN_ARGUMENT, text}; }
@@ -128,11 +128,24 @@ void generate(const attn::Bundle& bundle, const attn::Dims& ids, std::int64_t co
     std::cout << '\n';
 }
 
+// Prints the vectors of texts, in each word but the first the ids of one.
+bool embed(const std::vector<std::string>& words, const char* ort) {
+    const std::vector<std::string> ids(words.begin() + 1, words.end());
+    std::vector<attn::Dims> texts;
+    for (const std::string& text : ids) texts.push_back(numbers(text));
+    const std::vector<float> vectors = attn::Bundle(BUNDLE_FOLDER, ort).embed(texts);
+    const std::size_t width = vectors.size() / texts.size();
+    std::cout.precision(9);
+    for (std::size_t at = 0; at < vectors.size(); at++) std::cout << vectors[at] << ((at + 1) % width == 0 ? '\n' : ' ');
+    return true;
+}
+
 bool command(const std::vector<std::string>& words) {
     const std::string what = words.empty() ? "" : words[0];
+    const char* ort = std::getenv("ORT_DYLIB_PATH");
+    if (what == "embed" && words.size() > 1) return embed(words, ort != nullptr ? ort : "");
     const std::size_t count = what == "self-test" ? 1 : what == "decode" ? 2 : what == "generate" ? 3 : 4;
     if ((count == 4 && what != "run") || words.size() < count || words.size() > count + 1) throw wrong(USAGE);
-    const char* ort = std::getenv("ORT_DYLIB_PATH");
     const std::string folder = words.size() > count ? words[count] : BUNDLE_FOLDER;
     const attn::Bundle bundle(folder, ort != nullptr ? ort : "", 0, what == "decode" || what == "generate");
     if (what == "self-test") return self_test(bundle);

@@ -183,6 +183,21 @@ public:
         if (code != ATTN_MISMATCH) check(code);
         return {code == ATTN_OK, line};
     }
+    // Makes the vectors of texts of token ids, one after the other; `types` are those of all tokens.
+    std::vector<float> embed(const std::vector<Dims>& texts, const Dims& types = {}) const {
+        Dims ids, lengths;
+        for (const Dims& text : texts) {
+            ids.insert(ids.end(), text.begin(), text.end());
+            lengths.push_back(static_cast<std::int64_t>(text.size()));
+        }
+        if (!types.empty() && types.size() != ids.size()) throw Error(ATTN_ARGUMENT, "types are not as many as ids");
+        std::vector<float> vectors(texts.size() * static_cast<std::size_t>(get(ATTN_WIDTH)));
+        check(attn_embed(*handle_, ids.data(), types.empty() ? nullptr : types.data(),
+                         static_cast<std::int64_t>(ids.size()), lengths.data(),
+                         static_cast<std::int64_t>(texts.size()), vectors.data(),
+                         static_cast<std::int64_t>(vectors.size())));
+        return vectors;
+    }
     Session session() const {
         Handle made;
         check(attn_session(*handle_, made.to()));

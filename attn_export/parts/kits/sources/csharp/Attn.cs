@@ -1,14 +1,15 @@
 using System;
 using System.Diagnostics;
+using System.Globalization;
 using System.IO;
 using System.Linq;
 using System.Text;
 using System.Text.RegularExpressions;
 
-/// <summary>Tests the bundle, runs it on an array of your own, decodes, and generates.</summary>
+/// <summary>Tests the bundle, runs it on an array of your own, decodes, generates, and embeds.</summary>
 internal static class Attn
 {
-    private const string Usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS]";
+    private const string Usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,...";
     // By the number that ONNX has for it.
     private static readonly string[] Types = { "", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "b1", "f2", "f8", "u4", "u8", "", "", "u2" };
     private static readonly Encoding Latin1 = Encoding.GetEncoding("iso-8859-1");
@@ -101,14 +102,25 @@ internal static class Attn
         return true;
     }
 
+    /// <summary>Reads ids with commas between them; what is no id is -1.</summary>
+    private static long[] Numbers(string ids) => ids == "" ? new long[0] : ids.Split(',').Select(Number).ToArray();
+
+    /// <summary>Prints the vectors of texts, in each word but the first the ids of one.</summary>
+    private static bool Embed(string[] words)
+    {
+        using (var bundle = Open("bundle", false))
+            foreach (var vector in bundle.Embed(words.Skip(1).Select(Numbers).ToArray()))
+                Console.WriteLine(string.Join(" ", vector.Select(number => number.ToString("R", CultureInfo.InvariantCulture))));
+        return true;
+    }
+
     private static bool Generate(string ids, long count)
     {
-        long[] prompt = ids == "" ? new long[0] : ids.Split(',').Select(Number).ToArray();
         using (var bundle = Open("bundle", true))
         using (var session = bundle.NewSession())
         {
             string between = "";
-            foreach (long token in session.Generate(prompt, count))
+            foreach (long token in session.Generate(Numbers(ids), count))
             {
                 Console.Write(between + token);
                 between = " ";
@@ -121,6 +133,7 @@ internal static class Attn
     private static bool Choose(string[] words)
     {
         Func<int, string, string> other = (at, text) => words.Length > at ? words[at] : text;
+        if (words.Length > 1 && words[0] == "embed") return Embed(words);
         switch (words.Length + other(0, ""))
         {
             case "1self-test": case "2self-test": return SelfTest(other(1, "bundle"));

@@ -1,5 +1,6 @@
 using System;
 using System.Collections.Generic;
+using System.Linq;
 using System.Runtime.InteropServices;
 using System.Text;
 
@@ -11,7 +12,7 @@ public sealed class AttnException : Exception
 }
 
 /// <summary>What Get tells.</summary>
-public enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Held = 16, Copied = 17 }
+public enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Width = 6, Held = 16, Copied = 17 }
 
 /// <summary>An input or output: its fixed sizes, or -1 where an axis has a name.</summary>
 public sealed class Value
@@ -54,6 +55,7 @@ internal static class Native
     [DllImport(Library)] public static extern int attn_fork(ulong session, long[] rows, long count, out ulong fork);
     [DllImport(Library)] public static extern int attn_start(ulong session, long[] ids, long length, long count);
     [DllImport(Library)] public static extern int attn_next(ulong session, out long token);
+    [DllImport(Library)] public static extern int attn_embed(ulong bundle, long[] ids, long[] types, long total, long[] lengths, long count, [Out] float[] vectors, long size);
 
     public static void Check(int code) { if (code != 0) throw new AttnException(code, Text(attn_last_error())); }
 
@@ -108,6 +110,17 @@ public sealed class Bundle : IDisposable
         if (code != Native.Mismatch) Native.Check(code);
         line = Encoding.UTF8.GetString(bytes, 0, Array.IndexOf(bytes, (byte)0));
         return code == 0;
+    }
+
+    /// <summary>Makes the vectors of texts of token ids. types: those of all tokens, one text after the other; null: 0.</summary>
+    public float[][] Embed(long[][] texts, long[] types = null)
+    {
+        long[] ids = texts.SelectMany(text => text).ToArray(), lengths = texts.Select(text => (long)text.Length).ToArray();
+        if (types != null && types.Length != ids.Length) throw new AttnException(Native.Argument, "types are not as many as ids");
+        int width = (int)Get(Fact.Width);
+        var flat = new float[width * texts.Length];
+        Native.Check(Native.attn_embed(handle, ids, types, ids.Length, lengths, texts.Length, flat, flat.Length));
+        return texts.Select((text, at) => flat.Skip(at * width).Take(width).ToArray()).ToArray();
     }
 
     public Session NewSession()

@@ -1,4 +1,4 @@
-// Tests the bundle, runs it on an array of your own, decodes, and generates.
+// Tests the bundle, runs it on an array of your own, decodes, generates, and embeds.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	attn "attn/attnexport"
 )
 
-const usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS]"
+const usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,..."
 
 var types = map[string]int{"f4": 1, "u1": 2, "i1": 3, "u2": 4, "i2": 5, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11, "u4": 12}
 var header = regexp.MustCompile(`'descr': *'[<|](\w+)', *'fortran_order': *False, *'shape': *\(([\d, ]*)\)`)
@@ -158,13 +158,29 @@ func decode(tokens int64) {
 	fmt.Printf("%d tokens: %.4f ms per token, %d held\n", tokens, each, must(session.Get(attn.Held)))
 }
 
-func generate(ids string, count int64) {
-	prompt, between := []int64{}, ""
+// numbers reads ids with commas between them; what is no id is -1.
+func numbers(ids string) (found []int64) {
 	for _, id := range strings.Split(ids, ",") {
 		if ids != "" {
-			prompt = append(prompt, number(id))
+			found = append(found, number(id))
 		}
 	}
+	return
+}
+
+// embed prints the vectors of texts, in each word the ids of one.
+func embed(words []string) {
+	texts := [][]int64{}
+	for _, word := range words {
+		texts = append(texts, numbers(word))
+	}
+	for _, vector := range must(open("bundle", false).Embed(texts, nil)) {
+		fmt.Println(strings.Trim(fmt.Sprint(vector), "[]"))
+	}
+}
+
+func generate(ids string, count int64) {
+	prompt, between := numbers(ids), ""
 	session := must(open("bundle", true).Session())
 	check(session.Start(prompt, count))
 	for token, more, err := session.Next(); more || err != nil; token, more, err = session.Next() {
@@ -195,6 +211,8 @@ func main() {
 		decode(number(other(1, "64")))
 	case words[0] == "generate" && (given == 2 || given == 3):
 		generate(words[1], number(other(2, "64")))
+	case words[0] == "embed" && given >= 2:
+		embed(os.Args[2:])
 	default:
 		check(fmt.Errorf(usage))
 	}

@@ -10,10 +10,10 @@ import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
-/** Tests the bundle, runs it on an array of your own, decodes, and generates. */
+/** Tests the bundle, runs it on an array of your own, decodes, generates, and embeds. */
 public final class Attn {
     private static final String USAGE =
-        "usage: Attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS]";
+        "usage: Attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,...";
     private static final List<String> TYPES = // by the number that ONNX has for it
         Arrays.asList("", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "b1", "f2", "f8", "u4", "u8", "", "", "u2");
     private static final Pattern HEADER = Pattern.compile(
@@ -109,11 +109,25 @@ public final class Attn {
         return true;
     }
 
+    /** Reads ids with commas between them; what is no id is -1. */
+    private static long[] numbers(String ids) {
+        return ids.isEmpty() ? new long[0] : Arrays.stream(ids.split(",", -1)).mapToLong(Attn::number).toArray();
+    }
+
+    /** Prints the vectors of texts, in each word but the first the ids of one. */
+    private static boolean embed(String[] words) {
+        try (AttnExport bundle = open("bundle", false)) {
+            for (float[] vector : bundle.embed(Arrays.stream(words).skip(1).map(Attn::numbers).toArray(long[][]::new))) {
+                System.out.println(Arrays.toString(vector).replaceAll("[\\[,\\]]", ""));
+            }
+        }
+        return true;
+    }
+
     private static boolean generate(String ids, long count) {
-        long[] prompt = ids.isEmpty() ? new long[0] : Arrays.stream(ids.split(",", -1)).mapToLong(Attn::number).toArray();
         try (AttnExport bundle = open("bundle", true); AttnExport.Session session = bundle.session()) {
             String between = "";
-            for (Iterator<Long> tokens = session.generate(prompt, count); tokens.hasNext(); between = " ") {
+            for (Iterator<Long> tokens = session.generate(numbers(ids), count); tokens.hasNext(); between = " ") {
                 System.out.print(between + tokens.next());
             }
             System.out.println();
@@ -122,13 +136,14 @@ public final class Attn {
     }
 
     public static void main(String[] words) {
-        String command = words.length + (words.length > 0 ? words[0] : "");
+        String command = words.length > 1 && words[0].equals("embed") ? "embed" : words.length + (words.length > 0 ? words[0] : "");
         try {
             boolean good = switch (command) {
                 case "1self-test", "2self-test" -> selfTest(words.length > 1 ? words[1] : "bundle");
                 case "4run" -> run(words[1], number(words[2]), words[3]);
                 case "1decode", "2decode" -> decode(number(words.length > 1 ? words[1] : "64"));
                 case "2generate", "3generate" -> generate(words[1], number(words.length > 2 ? words[2] : "64"));
+                case "embed" -> embed(words);
                 default -> throw new IllegalArgumentException(USAGE);
             };
             System.exit(good ? 0 : 1);

@@ -5,12 +5,13 @@ import com.sun.jna.Structure;
 import com.sun.jna.ptr.LongByReference;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.Arrays;
 import java.util.Iterator;
 import java.util.NoSuchElementException;
 
 /** A bundle in ONNX Runtime, through the C library in library/; attn_export.h is its reference. */
 public final class AttnExport implements AutoCloseable {
-    public static final int INPUTS = 0, OUTPUTS = 1, CASES = 2, CACHE = 3, VOCABULARY = 4, MOST_TOKENS = 5, HELD = 16, COPIED = 17;
+    public static final int INPUTS = 0, OUTPUTS = 1, CASES = 2, CACHE = 3, VOCABULARY = 4, MOST_TOKENS = 5, WIDTH = 6, HELD = 16, COPIED = 17;
     private static final int VERSION = 1, END = 1, ARGUMENT = 2, MISMATCH = 8, WRONG_VERSION = 9;
 
     static {
@@ -37,6 +38,7 @@ public final class AttnExport implements AutoCloseable {
     private static native int attn_fork(long session, long[] rows, long count, LongByReference fork);
     private static native int attn_start(long session, long[] ids, long length, long count);
     private static native int attn_next(long session, LongByReference token);
+    private static native int attn_embed(long bundle, long[] ids, long[] types, long total, long[] lengths, long count, float[] vectors, long size);
 
     /** A code of attn_export.h, and one line. */
     public static final class AttnException extends RuntimeException {
@@ -102,6 +104,19 @@ public final class AttnExport implements AutoCloseable {
         int code = attn_test_case(handle, index, line, line.length);
         if (code != MISMATCH) check(code);
         return Native.toString(line, "UTF-8");
+    }
+
+    /** Makes the vectors of texts of token ids. types: those of all tokens, one text after the other; none: 0. */
+    public float[][] embed(long[][] texts, long... types) {
+        long[] ids = Arrays.stream(texts).flatMapToLong(Arrays::stream).toArray();
+        long[] lengths = Arrays.stream(texts).mapToLong(text -> text.length).toArray();
+        if (types.length != 0 && types.length != ids.length) throw new AttnException(ARGUMENT, "types are not as many as ids");
+        float[] flat = new float[Math.toIntExact(get(WIDTH) * texts.length)];
+        check(attn_embed(handle, ids, types.length == 0 ? null : types, ids.length, lengths, texts.length, flat, flat.length));
+        float[][] vectors = new float[texts.length][];
+        int width = flat.length / texts.length;
+        for (int at = 0; at < texts.length; at++) vectors[at] = Arrays.copyOfRange(flat, at * width, (at + 1) * width);
+        return vectors;
     }
 
     public Session session() {
@@ -170,7 +185,7 @@ public final class AttnExport implements AutoCloseable {
         public long[] dims(String name) {
             Value value = new Value();
             check(attn_output(handle, find(outputs, name), value));
-            return java.util.Arrays.copyOf(value.dims, value.rank);
+            return Arrays.copyOf(value.dims, value.rank);
         }
 
         /** Returns a copy of an output of the last run, which stays when the session goes on. */

@@ -6,6 +6,7 @@
 
 #include "bundle_check.h"
 #include "cases.h"
+#include "embed_texts.h"
 #include "ort_library.h"
 #include "session.h"
 
@@ -187,7 +188,10 @@ static int get_of_bundle(int32_t what, int64_t *value, Error *error) {
             return ATTN_OK;
         case ATTN_CACHE: *value = BUNDLE.cache; return ATTN_OK;
         case ATTN_VOCABULARY: *value = BUNDLE.ids.vocabulary; return ATTN_OK;
-        case ATTN_MOST_TOKENS: *value = BUNDLE.ids.most; return ATTN_OK;
+        case ATTN_MOST_TOKENS: *value = BUNDLE.ids.most + BUNDLE.of_texts.most; return ATTN_OK;
+        case ATTN_WIDTH: *value = BUNDLE.of_texts.width; return ATTN_OK;
+        case ATTN_ENCODER_INPUTS: *value = (int64_t)BUNDLE.encoder_input_count; return ATTN_OK;
+        case ATTN_FIRST: *value = BUNDLE.encoder != NULL ? BUNDLE.ids.first : -1; return ATTN_OK;
         default: fail(error, "a bundle does not tell %d", (int)what); return ATTN_ARGUMENT;
     }
 }
@@ -217,13 +221,16 @@ const char *attn_text(attn_handle handle, int32_t what) {
 }
 
 static int describe(int32_t kind, int64_t index, attn_value *value, Error *error) {
-    bool input = kind == ATTN_INPUTS;
-    int64_t count = (int64_t)(input ? BUNDLE.input_count : BUNDLE.output_count);
-    if ((!input && kind != ATTN_OUTPUTS) || index < 0 || index >= count) {
+    bool input = kind == ATTN_INPUTS, encoder = kind == ATTN_ENCODER_INPUTS;
+    const End *ends = input ? BUNDLE.inputs : encoder ? BUNDLE.encoder_inputs : BUNDLE.outputs;
+    int64_t count = (int64_t)(input     ? BUNDLE.input_count
+                              : encoder ? BUNDLE.encoder_input_count
+                                        : BUNDLE.output_count);
+    if ((!input && !encoder && kind != ATTN_OUTPUTS) || index < 0 || index >= count) {
         fail(error, "there is no value %lld of kind %d", (long long)index, (int)kind);
         return ATTN_ARGUMENT;
     }
-    const End *end = input ? &BUNDLE.inputs[index] : &BUNDLE.outputs[index];
+    const End *end = &ends[index];
     *value = (attn_value){.name = end->name, .dtype = end->dtype, .rank = (int32_t)end->rank};
     value->element_bytes = (int32_t)element_bytes(end->dtype);
     value->needed = input && !has_default(end);
@@ -254,6 +261,13 @@ static int test_case(const Opened *bundle, int64_t index, char *line, int64_t si
 int attn_test_case(attn_handle handle, int64_t index, char *line, int64_t size) {
     if (line == NULL || size < 1) return REFUSE(ATTN_ARGUMENT, "the line has no room");
     CALL(Opened, bundle, handle, BUNDLES, test_case(bundle, index, line, size, &error));
+}
+
+int attn_embed(attn_handle handle, const int64_t *ids, const int64_t *types, int64_t total,
+               const int64_t *lengths, int64_t count, float *vectors, int64_t size) {
+    if (need(ids != NULL && lengths != NULL && vectors != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    Texts texts = {ids, types, lengths, total, count};
+    CALL(Opened, bundle, handle, BUNDLES, embed_texts(&bundle->graphs, &texts, vectors, size, &error));
 }
 
 /* -- sessions ---------------------------------------------------------------------------- */
@@ -328,6 +342,11 @@ int attn_run(attn_handle handle) {
 
 int attn_prefill(attn_handle handle, int64_t capacity, const int64_t *lengths, int64_t count) {
     WITH_SESSION(handle, session_prefill(&held->session, capacity, lengths, count, &error));
+}
+
+int attn_encode(attn_handle handle, const attn_value *values, int64_t count) {
+    if (need(values != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    WITH_SESSION(handle, session_encode(&held->session, values, count, &error));
 }
 
 int attn_step(attn_handle handle) {

@@ -1,6 +1,6 @@
 /*
  * One bundle behind a C ABI for programs in any language: open it, run it on arrays of your own,
- * decode with its caches, generate tokens, replay its stored test cases.
+ * decode with its caches, generate tokens, embed texts, replay its stored test cases.
  *
  * Results: every function that returns int returns one of the codes below; of anything but ATTN_OK
  * and ATTN_END, attn_last_error() is one line. Nothing exits, prints, or calls back.
@@ -62,6 +62,9 @@ enum {
     ATTN_CACHE = 3,                    /* 0: none; 1: it grows by each step; 2: written in place */
     ATTN_VOCABULARY = 4,               /* of a whole model the number of token ids, else 0 */
     ATTN_MOST_TOKENS = 5,              /* of a whole model the most tokens of a text, else 0 */
+    ATTN_WIDTH = 6,                    /* numbers that attn_embed() gives of a text; 0: it does not */
+    ATTN_ENCODER_INPUTS = 7, /* of an encoder-decoder those of attn_encode(); of attn_describe(), too */
+    ATTN_FIRST = 8,          /* of an encoder-decoder the id that its texts begin with, else -1 */
     ATTN_HELD = 16,                    /* tokens in the caches: of the longest row */
     ATTN_COPIED = 17 /* bytes of caches copied so far: by attn_fork(), and attn_rewind() */
 };
@@ -100,7 +103,7 @@ ATTN_API int attn_get(attn_handle handle, int32_t what, int64_t *value);
 /* Returns NULL after an error. */
 ATTN_API const char *attn_text(attn_handle bundle, int32_t what);
 
-/* Tells all of an input (ATTN_INPUTS) or output (ATTN_OUTPUTS) but its elements. */
+/* Tells all of an input (ATTN_INPUTS, ATTN_ENCODER_INPUTS) or output (ATTN_OUTPUTS) but its elements. */
 ATTN_API int attn_describe(attn_handle bundle, int32_t kind, int64_t index, attn_value *value);
 
 /*
@@ -140,12 +143,29 @@ ATTN_API int attn_rewind(attn_handle session, int64_t tokens);
 ATTN_API int attn_fork(attn_handle session, const int64_t *rows, int64_t count,
                        attn_handle *fork);
 
+/*
+ * Runs the encoder of an encoder-decoder on arrays of all its inputs, which are not kept. The session
+ * holds what the decoder takes of it until the next call; prefill, or start with ATTN_FIRST.
+ */
+ATTN_API int attn_encode(attn_handle session, const attn_value *values, int64_t count);
+
 /* -- tokens of a whole model --------------------------------------------------------------- */
 
 /* Begins a text of at most `count` tokens after `length` ids, of which the session takes a copy. */
 ATTN_API int attn_start(attn_handle session, const int64_t *ids, int64_t length, int64_t count);
 /* Makes the next token, that with the largest logit. ATTN_END after the one that ends the text. */
 ATTN_API int attn_next(attn_handle session, int64_t *token);
+
+/* -- vectors of texts ---------------------------------------------------------------------- */
+
+/*
+ * Makes the vectors of `count` texts, or their scores. `ids` are the tokens of one text after the
+ * other, with those that a tokenizer adds; `lengths` says how many each text has, and `total` all;
+ * `types` are the types of the tokens of pairs, NULL: 0. Texts of about one length run together, with
+ * the padding that the model takes. `vectors` has room for `size` numbers, ATTN_WIDTH for each text.
+ */
+ATTN_API int attn_embed(attn_handle bundle, const int64_t *ids, const int64_t *types, int64_t total,
+                        const int64_t *lengths, int64_t count, float *vectors, int64_t size);
 
 #ifdef __cplusplus
 }

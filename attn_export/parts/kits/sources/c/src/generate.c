@@ -3,26 +3,12 @@
  *
  *     generate ID,ID,... [TOKENS [BUNDLE]]
  */
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attn_export.h"
-
-/* Reads ids with commas between them; what is no id is -1. Returns their number. */
-static int64_t read_ids(const char *text, int64_t *ids) {
-    int64_t count = 0;
-    while (*text != '\0') {
-        char *end = NULL;
-        long long id = strtoll(text, &end, 10);
-        bool ends = end != text && (*end == '\0' || (*end == ',' && end[1] != '\0'));
-        ids[count++] = ends ? id : -1;
-        if (!ends) break;
-        text = *end == ',' ? end + 1 : end;
-    }
-    return count;
-}
+#include "read_ids.h"
 
 static int generate(attn_handle session, const int64_t *prompt, int64_t length, int64_t count) {
     const char *between = "";
@@ -33,6 +19,24 @@ static int generate(attn_handle session, const int64_t *prompt, int64_t length, 
         fflush(stdout);
         between = " ";
     }
+    return code;
+}
+
+/* Runs the encoder of an encoder-decoder on ids, whose place the first id of its decoder takes. */
+static int encode(attn_handle bundle, attn_handle session, int64_t *ids, int64_t *length) {
+    int64_t count = 0;
+    int code = attn_get(bundle, ATTN_ENCODER_INPUTS, &count);
+    if (code != ATTN_OK || count == 0) return code;
+    int64_t *mask = calloc((size_t)*length + 1, sizeof *mask);
+    for (int64_t at = 0; mask != NULL && at < *length; at++) mask[at] = 1;
+    attn_value values[4] = {{.dtype = 7, .rank = 2, .dims = {1, *length}, .bytes = *length * 8}};
+    values[1] = values[0];
+    values[0].data = ids;
+    values[1].data = mask;
+    code = attn_encode(session, values, count);
+    if (code == ATTN_OK) code = attn_get(bundle, ATTN_FIRST, ids);
+    *length = 1;
+    free(mask);
     return code;
 }
 
@@ -51,6 +55,7 @@ int main(int argc, char **argv) {
         int64_t count = read_ids(wanted, counts) == 1 ? counts[0] : 0;
         code = attn_open(ATTN_ABI_VERSION, folder, getenv("ORT_DYLIB_PATH"), 0, 1, &bundle);
         if (code == ATTN_OK) code = attn_session(bundle, &session);
+        if (code == ATTN_OK) code = encode(bundle, session, prompt, &length);
         if (code == ATTN_OK) code = generate(session, prompt, length, count);
     }
     if (code == ATTN_END) printf("\n");

@@ -14,6 +14,10 @@ bool graphs_open(const char *bundle, ModelOptions options, Graphs *graphs, Error
         opened = bundle_path(bundle, BUNDLE.decode, path, sizeof path, error) &&
                  model_open(path, options, &graphs->single, error);
     }
+    if (opened && BUNDLE.encoder != NULL) {
+        opened = bundle_path(bundle, BUNDLE.encoder, path, sizeof path, error) &&
+                 model_open(path, options, &graphs->encoder, error);
+    }
     if (!opened) graphs_close(graphs);
     return opened;
 }
@@ -21,6 +25,7 @@ bool graphs_open(const char *bundle, ModelOptions options, Graphs *graphs, Error
 void graphs_close(Graphs *graphs) {
     model_close(graphs->any);
     model_close(graphs->single);
+    model_close(graphs->encoder);
     *graphs = (Graphs){0};
 }
 

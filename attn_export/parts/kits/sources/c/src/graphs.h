@@ -8,7 +8,7 @@
 #include "bundle.h"
 
 typedef struct {
-    Model *any, *single; /* `single` may be NULL */
+    Model *any, *single, *encoder; /* but for `any`, NULL where the bundle has none */
 } Graphs;
 
 bool graphs_open(const char *bundle, ModelOptions options, Graphs *graphs, Error *error);

@@ -62,15 +62,12 @@ static size_t find_axis(const End *end, const char *name) {
     return at;
 }
 
-int session_set(Session *session, int64_t at, const attn_value *value, Error *error) {
-    if (at < 0 || at >= (int64_t)BUNDLE.input_count) {
-        return FAIL(ATTN_ARGUMENT, "there is no input %lld", (long long)at);
-    }
-    const End *end = &BUNDLE.inputs[at];
+/* Returns whether an input is what the decoder takes of the encoder. */
+static bool is_encoded(const End *end) { return find_axis(end, "encoded_len") < end->rank; }
+
+/* Makes a tensor that points to the elements of a value, which must be those of an input. */
+static int tensor_of(const End *end, const attn_value *value, Tensor *tensor, Error *error) {
     size_t wanted, element = element_bytes(end->dtype);
-    if (session->held != NULL && is_state(end)) {
-        return FAIL(ATTN_STATE, "%.60s is kept by the session while it decodes", end->name);
-    }
     if (value->dtype != end->dtype || value->rank < 0 || (size_t)value->rank != end->rank) {
         return FAIL(ATTN_ARGUMENT, "%.60s has type %d and rank %d, expected type %d and rank %zu",
                     end->name, (int)value->dtype, (int)value->rank, end->dtype, end->rank);
@@ -95,10 +92,30 @@ int session_set(Session *session, int64_t at, const attn_value *value, Error *er
     Tensor set = {.dtype = end->dtype, .rank = end->rank, .data = wanted > 0 ? value->data : &nothing};
     memcpy(set.dims, value->dims, end->rank * sizeof *set.dims);
     if (!tensor_rename(&set, end->name, error)) return ATTN_MEMORY;
-    tensor_free(&session->inputs[at]);
-    session->inputs[at] = set;
-    session->given[at] = true;
+    *tensor = set;
     return ATTN_OK;
+}
+
+/* Makes a tensor the input that the caller has set. */
+static void give(Session *session, size_t at, Tensor *tensor) {
+    tensor_free(&session->inputs[at]);
+    session->inputs[at] = *tensor;
+    session->given[at] = true;
+    *tensor = (Tensor){0};
+}
+
+int session_set(Session *session, int64_t at, const attn_value *value, Error *error) {
+    if (at < 0 || at >= (int64_t)BUNDLE.input_count) {
+        return FAIL(ATTN_ARGUMENT, "there is no input %lld", (long long)at);
+    }
+    const End *end = &BUNDLE.inputs[at];
+    if (session->held != NULL && is_state(end)) {
+        return FAIL(ATTN_STATE, "%.60s is kept by the session while it decodes", end->name);
+    }
+    Tensor set = {0};
+    int code = tensor_of(end, value, &set, error);
+    if (code == ATTN_OK) give(session, (size_t)at, &set);
+    return code;
 }
 
 /* Frees what the session made for a decode. */
@@ -304,6 +321,74 @@ int session_step(Session *session, Error *error) {
     return take(session, &step, error);
 }
 
+/* -- encoder --------------------------------------------------------------------------- */
+
+enum { MOST_ENCODER_INPUTS = 4 };
+
+/* Makes the inputs of the encoder, of one size where axes have one name. */
+static int encoder_inputs(const attn_value *values, Tensor *inputs, Error *error) {
+    for (size_t i = 0; i < BUNDLE.encoder_input_count; i++) {
+        const End *end = &BUNDLE.encoder_inputs[i];
+        int code = tensor_of(end, &values[i], &inputs[i], error);
+        if (code != ATTN_OK) return code;
+        if (end->rank == 2 && memcmp(inputs[i].dims, inputs[0].dims, 2 * sizeof(int64_t)) != 0) {
+            return FAIL(ATTN_ARGUMENT, "%.60s has other axes than %.60s", end->name, inputs[0].name);
+        }
+        bool ids = strcmp(end->name, "input_ids") == 0;
+        for (size_t at = 0; ids && at < tensor_count(&inputs[i]); at++) {
+            double id = tensor_get(&inputs[i], at);
+            if (id >= 0 && id < (double)BUNDLE.ids.vocabulary) continue;
+            return FAIL(ATTN_ARGUMENT, "there is no token %.0f; ids are 0 to %lld", id,
+                        (long long)BUNDLE.ids.vocabulary - 1);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* Gives the decoder what it takes: outputs of the encoder, and a copy of the mask. */
+static int take_encoded(Session *session, Tensor *inputs, Tensor *outputs, size_t count,
+                        Error *error) {
+    for (size_t i = 0; i < BUNDLE.input_count; i++) {
+        const End *end = &BUNDLE.inputs[i];
+        if (!is_encoded(end)) continue;
+        Tensor copy = {0}, *made = tensor_find(outputs, count, end->name);
+        if (made == NULL) {
+            Tensor *mask = tensor_find(inputs, BUNDLE.encoder_input_count, "attention_mask");
+            if (mask == NULL) return FAIL(ATTN_RUNTIME, "the encoder gives no %.60s", end->name);
+            made = &copy;
+            if (!tensor_new(end->name, mask->dtype, mask->rank, mask->dims, made, error)) return ATTN_MEMORY;
+            memcpy(made->data, mask->data, tensor_bytes(mask));
+        }
+        give(session, i, made);
+    }
+    return ATTN_OK;
+}
+
+int session_encode(Session *session, const attn_value *values, int64_t count, Error *error) {
+    Model *encoder = session->graphs->encoder;
+    if (encoder == NULL) return FAIL(ATTN_STATE, "this bundle has no encoder");
+    if (count != (int64_t)BUNDLE.encoder_input_count || count > MOST_ENCODER_INPUTS) {
+        return FAIL(ATTN_ARGUMENT, "there are %lld values; the encoder takes %zu inputs",
+                    (long long)count, BUNDLE.encoder_input_count);
+    }
+    Tensor inputs[MOST_ENCODER_INPUTS] = {{0}};
+    size_t made = model_output_count(encoder);
+    Tensor *outputs = calloc(made + 1, sizeof *outputs);
+    int code = outputs == NULL ? FAIL(ATTN_MEMORY, "out of memory")
+                               : encoder_inputs(values, inputs, error);
+    if (code == ATTN_OK && !model_run(encoder, inputs, (size_t)count, NULL, 0, outputs, error)) {
+        code = ATTN_RUNTIME;
+    }
+    if (code == ATTN_OK) {
+        forget(session);
+        code = take_encoded(session, inputs, outputs, made, error);
+    }
+    if (outputs != NULL) tensors_free(outputs, made);
+    free(outputs);
+    tensors_free(inputs, MOST_ENCODER_INPUTS);
+    return code;
+}
+
 /* -- caches ------------------------------------------------------------------------------ */
 
 /* Copies rows of a cache, NULL: all, and the tokens up to `tokens`, -1: all. */
@@ -381,7 +466,8 @@ int session_fork(Session *session, const int64_t *rows, int64_t count, Session *
     if (fork->held == NULL) code = FAIL(ATTN_MEMORY, "out of memory");
     for (int64_t i = 0; code == ATTN_OK && i < count; i++) fork->held[i] = session->held[rows[i]];
     for (size_t i = 0; code == ATTN_OK && i < BUNDLE.input_count; i++) {
-        if (BUNDLE.inputs[i].present == NULL) continue;
+        fork->given[i] = is_encoded(&BUNDLE.inputs[i]);
+        if (BUNDLE.inputs[i].present == NULL && !fork->given[i]) continue;
         code = copy_cache(session, i, rows, count, -1, &fork->inputs[i], error);
     }
     if (code != ATTN_OK) session_close(fork);
@@ -400,7 +486,7 @@ static bool ends_text(int64_t token) {
 int session_start(Session *session, const int64_t *ids, int64_t length, int64_t count,
                   Error *error) {
     const Ids *known = &BUNDLE.ids;
-    if (known->vocabulary == 0) return FAIL(ATTN_ARGUMENT, "this bundle is no model that takes ids");
+    if (known->most == 0) return FAIL(ATTN_ARGUMENT, "this bundle is no model that continues ids");
     if (length < 1) return FAIL(ATTN_ARGUMENT, "the prompt has no token");
     if (count < 1 || count > known->most || length > known->most - count + 1) {
         return FAIL(ATTN_ARGUMENT, "%lld tokens and %lld more: the bundle takes %lld",
@@ -415,7 +501,9 @@ int session_start(Session *session, const int64_t *ids, int64_t length, int64_t 
     if (prompt == NULL) return FAIL(ATTN_MEMORY, "out of memory");
     memcpy(prompt, ids, (size_t)length * sizeof *prompt);
     /* Nothing of an earlier use stays: an input may point to the last prompt. */
-    for (size_t i = 0; i < BUNDLE.input_count; i++) session->given[i] = false;
+    for (size_t i = 0; i < BUNDLE.input_count; i++) {
+        session->given[i] = session->given[i] && is_encoded(&BUNDLE.inputs[i]);
+    }
     forget(session);
     free(session->prompt);
     session->prompt = prompt;

@@ -25,6 +25,7 @@ int session_set(Session *session, int64_t at, const attn_value *value, Error *er
 int session_run(Session *session, Error *error);
 int session_prefill(Session *session, int64_t capacity, const int64_t *lengths, int64_t count,
                     Error *error);
+int session_encode(Session *session, const attn_value *values, int64_t count, Error *error);
 int session_step(Session *session, Error *error);
 int session_rewind(Session *session, int64_t tokens, Error *error);
 int session_fork(Session *session, const int64_t *rows, int64_t count, Session *fork,

@@ -18,8 +18,8 @@ const version = 1
 
 // What Get tells.
 const (
-	Inputs, Outputs, Cases, Cache, Vocabulary, MostTokens = 0, 1, 2, 3, 4, 5
-	Held, Copied                                          = 16, 17
+	Inputs, Outputs, Cases, Cache, Vocabulary, MostTokens, Width = 0, 1, 2, 3, 4, 5, 6
+	Held, Copied                                                 = 16, 17
 )
 
 // Error is a code of attn_export.h, and one line.
@@ -110,6 +110,24 @@ func (b *Bundle) TestCase(index int64) (bool, string, error) {
 		err = nil
 	}
 	return passed, C.GoString(&line[0]), err
+}
+
+// Embed makes the vectors of texts of token ids; types are those of all tokens, nil: 0.
+func (b *Bundle) Embed(texts [][]int64, types []int64) ([][]float32, error) {
+	width, err := b.Get(Width)
+	ids, lengths, flat, vectors := []int64{}, []int64{}, make([]float32, int64(len(texts))*width+1), [][]float32{}
+	for at, text := range texts {
+		ids, lengths = append(ids, text...), append(lengths, int64(len(text)))
+		vectors = append(vectors, flat[int64(at)*width:int64(at+1)*width])
+	}
+	if err != nil || (types != nil && len(types) != len(ids)) || len(ids) == 0 {
+		return nil, wrong("there are %d ids and %d types: %v", len(ids), len(types), err)
+	}
+	first, total := numbers(ids)
+	each, count := numbers(lengths)
+	kinds, _ := numbers(types)
+	size := C.int64_t(len(flat) - 1)
+	return vectors, call(func() C.int { return C.attn_embed(b.number, first, kinds, total, each, count, (*C.float)(&flat[0]), size) })
 }
 
 // Session has inputs, outputs, and the caches in between. Close frees its arrays, too.

@@ -5,7 +5,7 @@ use std::{fmt, mem, ptr, slice};
 
 const VERSION: u32 = 1;
 /// What `get` tells.
-pub enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Held = 16, Copied = 17 }
+pub enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Width = 6, Held = 16, Copied = 17 }
 
 #[repr(C)]
 struct Raw {
@@ -39,6 +39,7 @@ extern "C" {
     fn attn_fork(session: u64, rows: *const i64, count: i64, fork: *mut u64) -> i32;
     fn attn_start(session: u64, ids: *const i64, length: i64, count: i64) -> i32;
     fn attn_next(session: u64, token: *mut i64) -> i32;
+    fn attn_embed(bundle: u64, ids: *const i64, types: *const i64, total: i64, lengths: *const i64, count: i64, vectors: *mut f32, size: i64) -> i32;
 }
 
 /// A code of `attn_export.h`, and one line.
@@ -109,6 +110,15 @@ impl Bundle {
         let code = unsafe { attn_test_case(self.0, index, line.as_mut_ptr(), 512) };
         if code != 8 { check(code)? }
         Ok((code == 0, text(line.as_ptr())))
+    }
+    /// Makes the vectors of texts of token ids, one after the other. `types`: those of all tokens; empty: 0.
+    pub fn embed(&self, texts: &[Vec<i64>], types: &[i64]) -> Result<Vec<f32>> {
+        let (ids, lengths): (_, Vec<i64>) = (texts.concat(), texts.iter().map(|text| text.len() as i64).collect());
+        if !types.is_empty() && types.len() != ids.len() { return Err(wrong("types are not as many as ids")) }
+        let mut vectors = vec![0f32; self.get(Fact::Width)? as usize * texts.len()];
+        let types = if types.is_empty() { ptr::null() } else { types.as_ptr() };
+        let (total, count, size) = (ids.len() as i64, texts.len() as i64, vectors.len() as i64);
+        check(unsafe { attn_embed(self.0, ids.as_ptr(), types, total, lengths.as_ptr(), count, vectors.as_mut_ptr(), size) }).map(|()| vectors)
     }
     pub fn session(&self) -> Result<Session> {
         let (mut handle, inputs, outputs) = (0, self.inputs()?, self.outputs()?);

@@ -1,9 +1,9 @@
-//! Tests the bundle, runs it on an array of your own, decodes, and generates.
+//! Tests the bundle, runs it on an array of your own, decodes, generates, and embeds.
 use attn_export::{Bundle, Error, Fact, Result, Session};
 use std::io::Write;
 use std::time::Instant;
 
-const USAGE: &str = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS]";
+const USAGE: &str = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,...";
 const TYPES: [(&str, i32); 11] = [
     ("f4", 1), ("u1", 2), ("i1", 3), ("u2", 4), ("i2", 5), ("i4", 6), ("i8", 7), ("b1", 9), ("f2", 10), ("f8", 11), ("u4", 12),
 ];
@@ -106,11 +106,25 @@ fn decode(tokens: i64) -> Result<bool> {
     Ok(true)
 }
 
-fn generate(ids: &str, count: &str) -> Result<bool> {
-    let ids: Vec<i64> = ids.split(',').filter(|id| !ids.is_empty() || !id.is_empty()).map(|id| id.parse().unwrap_or(-1)).collect();
+/// Reads ids with commas between them; what is no id is -1.
+fn numbers(ids: &String) -> Vec<i64> {
+    ids.split(',').filter(|id| !ids.is_empty() || !id.is_empty()).map(|id| id.parse().unwrap_or(-1)).collect()
+}
+
+/// Prints the vectors of texts, in each word the ids of one.
+fn embed(words: &[String]) -> Result<bool> {
+    let texts: Vec<Vec<i64>> = words.iter().map(numbers).collect();
+    let vectors = open(None, false)?.embed(&texts, &[])?;
+    for vector in vectors.chunks_exact(vectors.len() / texts.len()) {
+        println!("{}", vector.iter().map(f32::to_string).collect::<Vec<_>>().join(" "));
+    }
+    Ok(true)
+}
+
+fn generate(ids: &String, count: &str) -> Result<bool> {
     let (bundle, mut between) = (open(None, true)?, "");
     let mut session = bundle.session()?;
-    for token in session.generate(&ids, count.parse().unwrap_or(0))? {
+    for token in session.generate(&numbers(ids), count.parse().unwrap_or(0))? {
         print!("{between}{}", token?);
         std::io::stdout().flush().ok();
         between = " ";
@@ -126,6 +140,7 @@ fn main() {
         ("self-test", 1..=2) => self_test(words.get(1)),
         ("run", 4) => run(&words[1], &words[2], &words[3]),
         ("decode", 1..=2) => word(1, "64").parse().map_err(|_| wrong("TOKENS is a number")).and_then(decode),
+        ("embed", 2..) => embed(&words[1..]),
         ("generate", 2..=3) => generate(&words[1], &word(2, "64")),
         _ => Err(wrong(USAGE)),
     };
