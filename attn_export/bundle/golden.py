@@ -19,16 +19,7 @@ from msgspec import to_builtins
 
 from attn_export.errors import AttnExportError, BundleError, UsageError, counted, one_line
 from attn_export.quality import Budget, Quality
-from attn_export.results import (
-    BASE,
-    CHANGED,
-    Arrays,
-    Case,
-    Golden,
-    RuntimeRun,
-    StoredCase,
-    Verdict,
-)
+from attn_export.results import BASE, CHANGED, Arrays, Case, Golden, RuntimeRun, StoredCase, Verdict
 from attn_export.schema import CaseEntry, GoldenIndex, Manifest
 from attn_export.untrusted_files import checked, parse_json, read_text
 

@@ -49,11 +49,7 @@ from attn_export.quality import OF_LOGITS, Budget, Quality, is_logits
 from attn_export.results import CHANGED, Detail, Report
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.truth.reference import Reference
-from attn_export.truth.stored_evidence import (
-    MOST_BYTES,
-    reduce_evidence,
-    reduce_if_large,
-)
+from attn_export.truth.stored_evidence import MOST_BYTES, reduce_evidence, reduce_if_large
 
 Judge = Callable[..., Report]
 

@@ -11,10 +11,7 @@ from attn_export.bundle.quality_vectors import is_plain
 from attn_export.cases.plan import Plan
 from attn_export.errors import UsageError
 from attn_export.export.subject import Subject
-from attn_export.parts.whole_models.integer_weights import (
-    quantised_operators,
-    strict_judgement,
-)
+from attn_export.parts.whole_models.integer_weights import quantised_operators, strict_judgement
 from attn_export.quality import Budget
 from attn_export.results import BASE, Report
 from attn_export.runtimes.run_options import RunOptions

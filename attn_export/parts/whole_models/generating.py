@@ -14,13 +14,7 @@ from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.parts.whole_models.encoder_decoder import EncoderDecoder, Start, decoder_of
 from attn_export.parts.whole_models.generated_text import harmless, json_line, rows_of, until
 from attn_export.parts.whole_models.generation import generate
-from attn_export.parts.whole_models.prompts import (
-    encoded,
-    is_text,
-    padded,
-    parse_ids,
-    read_prompts,
-)
+from attn_export.parts.whole_models.prompts import encoded, is_text, padded, parse_ids, read_prompts
 from attn_export.parts.whole_models.sound import features_of
 from attn_export.report.progress import progress
 from attn_export.runtimes.decode_session import DecodeSession

@@ -21,12 +21,7 @@ from torch import Tensor, nn
 from attn_export.dialect_names import QUANTISED
 from attn_export.errors import counted, first_few, one_line, printable
 from attn_export.float64.integer_steps import dequantised, packed_weight, quantised_table
-from attn_export.graph.accuracy_level import (
-    forbid_rounding,
-    graphs_in,
-    nodes_in,
-    rounding_levels,
-)
+from attn_export.graph.accuracy_level import forbid_rounding, graphs_in, nodes_in, rounding_levels
 from attn_export.graph.load import load_model, load_proto
 from attn_export.temp_folders import scratch
 from attn_export.tensorfile import Array

@@ -30,13 +30,7 @@ from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, hol
 from attn_export.runtimes.child_main import allow_mapped
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch, use_disk
-from attn_export.weights.source import (
-    CONFIG,
-    Stored,
-    TensorSource,
-    listed,
-    open_source,
-)
+from attn_export.weights.source import CONFIG, Stored, TensorSource, listed, open_source
 
 if TYPE_CHECKING:
     import torch

@@ -15,11 +15,7 @@ from torch import nn
 
 from attn_export.cases.draw import MAX_SIZE, Interface
 from attn_export.cases.plan import Plan
-from attn_export.errors import (
-    GraphError,
-    UsageError,
-    first_few,
-)
+from attn_export.errors import GraphError, UsageError, first_few
 from attn_export.export.subject import Subject
 from attn_export.export.trees import named_axes
 from attn_export.graph.load import load_proto
@@ -38,10 +34,7 @@ from attn_export.parts.whole_models.loaded_model import left_out_note, left_out_
 from attn_export.parts.whole_models.model_caches import cache_shapes, step_limit
 from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, CaseMaker, situations
-from attn_export.parts.whole_models.model_oracle import (
-    ModelOracle,
-    is_large_model,
-)
+from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
 from attn_export.parts.whole_models.own_inputs import OwnInputs
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.quality import Budget

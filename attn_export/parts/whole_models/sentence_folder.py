@@ -109,11 +109,7 @@ class SentenceFolder:
 
     def wrapped(self, transformer: Any) -> SentenceModel:
         """Return the whole model around its transformer, in the type of that."""
-        from attn_export.parts.whole_models.sentence_model import (
-            Normalize,
-            Pooling,
-            SentenceModel,
-        )
+        from attn_export.parts.whole_models.sentence_model import Normalize, Pooling, SentenceModel
 
         self._check_widths(transformer)
         after = {

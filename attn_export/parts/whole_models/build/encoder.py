@@ -39,11 +39,7 @@ from attn_export.parts.whole_models.build.quantised_decoder import (
     oracle_of_integers,
 )
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
-from attn_export.parts.whole_models.encoder_inputs import (
-    EncoderCases,
-    least_length,
-    main_input,
-)
+from attn_export.parts.whole_models.encoder_inputs import EncoderCases, least_length, main_input
 from attn_export.parts.whole_models.export_layouts import BUILT, Entry, Promise, built_ends
 from attn_export.parts.whole_models.loaded_model import in_dtype, type_of
 from attn_export.parts.whole_models.model_caches import cache_shapes

@@ -35,15 +35,8 @@ from attn_export.optional_parts import ModelKeywords
 from attn_export.parts.whole_models.build.call import OwnCall
 from attn_export.parts.whole_models.build.capture import CapturedDecoder
 from attn_export.parts.whole_models.build.cross_capture import CapturedCrossDecoder
-from attn_export.parts.whole_models.build.encoder import (
-    BuiltCrossEncoder,
-    BuiltEncoder,
-)
-from attn_export.parts.whole_models.build.interface import (
-    heads_of,
-    interface_of,
-    with_index,
-)
+from attn_export.parts.whole_models.build.encoder import BuiltCrossEncoder, BuiltEncoder
+from attn_export.parts.whole_models.build.interface import heads_of, interface_of, with_index
 from attn_export.parts.whole_models.build.part import ModelPart, cut_model
 from attn_export.parts.whole_models.build.quantised_decoder import (
     BUDGET_OF_CACHE,
@@ -74,10 +67,7 @@ from attn_export.parts.whole_models.model_cases import (
     situations,
 )
 from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_model
-from attn_export.parts.whole_models.model_reference import (
-    judged_by_model,
-    limits_of,
-)
+from attn_export.parts.whole_models.model_reference import judged_by_model, limits_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.parts.whole_models.unit_weights import is_by_unit, made_alike, unread_weights

@@ -33,11 +33,7 @@ from attn_export.parts.whole_models.build.fitted_weights import Fit
 from attn_export.parts.whole_models.build.rewrites import rewrite_weights
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.unit_oracle import UnitOracle
-from attn_export.parts.whole_models.unit_weights import (
-    ChangedWeights,
-    is_by_unit,
-    is_placeholder,
-)
+from attn_export.parts.whole_models.unit_weights import ChangedWeights, is_by_unit, is_placeholder
 from attn_export.parts.whole_models.weight_losses import Product, WeightLosses
 from attn_export.quality import Budget, Quality
 from attn_export.quantiser import SEARCH, QuantisedWeight

@@ -21,12 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from attn_export.bundle.text_inputs import VECTOR
 from attn_export.parts.whole_models.faults.changed_configs import fields_of
-from attn_export.parts.whole_models.faults.changed_models import (
-    Edit,
-    ModelFault,
-    by_place,
-    changed,
-)
+from attn_export.parts.whole_models.faults.changed_models import Edit, ModelFault, by_place, changed
 from attn_export.parts.whole_models.sentence_model import POOLED, POOLINGS
 
 # -- what modules compute -----------------------------------------------------------------------
