@@ -411,11 +411,10 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[CaseEntry]) -> str | Non
     # Some layers rotate keys by the length of the step.
     if spec.turns_by_length:
         return None
-    if spec.in_place:
-        return next((case.name for case in cases if case.kind == WHOLE_DECODE), None)
+    kinds = ("shape", WHOLE_DECODE) if spec.in_place else ("shape",)
     fitting = [
         case for case in cases
-        if case.kind == "shape" and case.sizes.get(PAST) == 0 and case.sizes.get(NEW, 0) > 1
+        if case.kind in kinds and case.sizes.get(PAST) == 0 and case.sizes.get(NEW, 0) > 1
     ]  # fmt: skip
     lengths = {case.name: case.sizes[NEW] for case in fitting}
     # The shortest case of at least `ENOUGH` tokens, or else the longest case.

@@ -27,8 +27,11 @@ from readmes import blocks, commands, states_the_meaning_of_true
 from shared import bundle_of, swapped_bundle
 
 from attn_export import verify
+from attn_export.bundle.golden import read_index
+from attn_export.bundle.manifest import read_manifest
 from attn_export.errors import BundleError, OutputError, UsageError
-from attn_export.parts.kits.kit import write_kit
+from attn_export.parts.kits.kit import GOLDEN, _replay, bundle_spec, write_kit
+from attn_export.results import WHOLE_DECODE
 
 NAMES = ("append", "in-place", "no-cache", "float16")
 
@@ -51,6 +54,14 @@ def test_its_self_test_passes_and_replays_token_by_token(name, tmp_path: Path):
     lines = done.stdout.splitlines()
     assert lines[-1] == f"{name}: {len(lines) - 1}/{len(lines) - 1} passed"
     assert len(lines) > 20
+
+
+def test_a_layer_whose_decode_is_stored_in_part_replays_another_case():
+    bundle = bundle_of("in-place")
+    cases = [c for c in read_index(bundle / GOLDEN).cases if c.kind != WHOLE_DECODE]
+    name = _replay(bundle_spec(bundle, read_manifest(bundle)), cases)
+    (sizes,) = [case.sizes for case in cases if case.name == name]
+    assert sizes["past_len"] == 0 < sizes["query_len"]
 
 
 @pytest.mark.parametrize("name", ["append", "no-cache"])
