@@ -230,7 +230,7 @@ def test_a_graph_of_a_bundle_is_judged_without_it(tmp_path):
         shutil.copy(bundle / name, tmp_path)
     report = compare_models(checkpoint_of(bundle), tmp_path / "model.onnx")
     assert report.passed
-    assert report.notes[0] == "layout: attn-export (model.onnx)"
+    assert report.notes[0].startswith("layout: attn-export (model.onnx); ")
     with pytest.raises(UsageError, match=r"--layout optimum: the layout of .* is attn-export"):
         compare_models(checkpoint_of(bundle), bundle, layout="optimum")
     with pytest.raises(UsageError, match=r"--layout attn-export: the layout of .* is mobius"):
