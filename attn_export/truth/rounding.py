@@ -320,8 +320,10 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
         sums = _SQUARES.times(sizes, b)
     else:
         squares = sizes.square_()
-        blocks = (widened_block(b, block).square_() for block in column_blocks(b))
-        sums = torch.cat([squares @ block for block in blocks], -1)
+        # In place, since small results between freed blocks would keep these from being used again.
+        sums = a.new_empty((len(a), b.shape[1]), dtype=torch.float64)
+        for block in column_blocks(b):
+            sums[:, block] = squares @ widened_block(b, block).square_()
     return sums, count if b.dim() == 1 else count.unsqueeze(-1)
 
 
