@@ -102,11 +102,18 @@ def compare_models(
     _refuse_unmeasured(exported, run.budgets)
     run.progress.phase("reading the checkpoint")
     own, notes = load_model(model, is_changed=adapter is not None or has_integers)
-    given = read(exported.entries, own)
-    notes = *notes, *own_notes(given)
+    if is_built:
+        make = functools.partial(_reference_of_built, of_build, read)
+    else:
+        given = read(exported.entries, own)
+        notes = *notes, *own_notes(given)
+        make = functools.partial(reference_of, promises=exported.layout.promises, own=given)
     reports, phases = dict[str, Report](), list[str]()
     budgets = {entry.phase: run.budgets or _budgets_of(entry) for entry in exported.entries}
     most_bytes = MOST_BYTES // (len(budgets) + sum(map(bool, budgets.values())))
+    reference = functools.partial(
+        make, reduce=functools.partial(reduce_evidence, most_bytes=most_bytes)
+    )
     types = {entry.phase: _type_of(entry) for entry in exported.entries}
     models = {
         dtype: in_dtype(own, (), dtype, f"judged as {dtype}, the type of the graphs")
@@ -117,11 +124,6 @@ def compare_models(
         notes = *notes, merge_adapter(adapter, model, own, *(one for one, _ in models.values()))
     notes = *notes, *dict.fromkeys(note for _, told in models.values() for note in told)
     for entry in exported.entries:
-        reference = functools.partial(
-            functools.partial(_reference_of_built, of_build, read) if is_built
-            else functools.partial(reference_of, promises=exported.layout.promises, own=given),
-            reduce=functools.partial(reduce_evidence, most_bytes=most_bytes),
-        )  # fmt: skip
         one = dataclasses.replace(run, budgets=budgets[entry.phase])
         found, told = _judge_entry(
             judge, models[types[entry.phase]][0], own, entry, reference, one, output, most_bytes
@@ -146,9 +148,8 @@ def _judge_entry(
     """
     place = Path(output) / entry.phase if output is not None else None
     strict, told, changed = _compare_strictly(
-        judge, loaded, entry, reference, run, place, of_integers=integers_of(own) is not None,
-        is_built=entry.producer == BUILT,
-    )  # fmt: skip
+        judge, loaded, entry, reference, run, place, of_integers=integers_of(own) is not None
+    )
     reports = {} if strict is None else {entry.phase: strict}
     phases = [*([] if strict is None else [_phase_note(entry, strict)]), *told]
     if run.budgets:
@@ -293,12 +294,11 @@ def _compare(
 
 def _compare_strictly(
     judge: Judge, model: Any, entry: Entry, reference: Callable[..., Reference], run: RunOptions,
-    output: Path | None, *, of_integers: bool, is_built: bool,
+    output: Path | None, *, of_integers: bool,
 ) -> tuple[Report | None, Sequence[str], Any]:  # fmt: skip
     """Judge a graph by the usual rule; one that is quantised by the model of its own integers.
 
     `of_integers`: Whether the model has the integers of its checkpoint, which graphs must have too.
-    `is_built`: Whether `build` wrote the graph, so that `verify` judges how its kernels round.
 
     Returns:
         The report; None if a budget must do, as notes say. The model with the graph's integers, if
@@ -312,7 +312,8 @@ def _compare_strictly(
     if not operators or (of_integers and not rounds_inputs(entry.path)):
         read = functools.partial(reference, model, entry)
         return _compare(judge, read, entry.path, plain, output), (), None
-    if not run.budgets and not (of_integers and is_built):
+    # How kernels round in a graph of ours, `verify` of its bundle judges.
+    if not run.budgets and not (of_integers and entry.producer == BUILT):
         read = functools.partial(reference, model, entry, is_float_model=True)
         report = _compare(judge, read, entry.path, plain, output)
         advice = (
@@ -340,10 +341,9 @@ def _layout_notes(exported: ExportedModel) -> tuple[str, ...]:
     layers = {end.layer for entry in exported.entries for end in entry.having("present")}
     files = ", ".join(entry.path.name for entry in exported.entries)
     of = f"; {counted(len(layers), 'layer')}" if layers else ""
-    promises = exported.layout.promises
-    missing = [text for name, text in _NOT_PROMISED.items() if name not in promises]
-    if exported.layout is LAYOUTS[BUILT]:
-        missing = []  # as documented: lengths take the place of masks
+    # In graphs of ours, lengths of pasts take the place of masks.
+    promised = _NOT_PROMISED if exported.layout is LAYOUTS[BUILT] else exported.layout.promises
+    missing = [text for name, text in _NOT_PROMISED.items() if name not in promised]
     notes: list[str] = [Detail(f"layout: {exported.layout.title} ({files}){of}")]
     if missing:
         notes.append(f"not supported by this layout, so not judged: {', '.join(missing)}")
