@@ -26,7 +26,12 @@ from attn_export.parts.whole_models.integer_checkpoint import (
 )
 from attn_export.parts.whole_models.model_config import config_of
 from attn_export.parts.whole_models.sentence_folder import SentenceFolder, read_sentence_folder
-from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, hold_by_unit
+from attn_export.parts.whole_models.unit_weights import (
+    LARGE,
+    converted_in_files,
+    copy_by_unit,
+    hold_by_unit,
+)
 from attn_export.runtimes.child_main import allow_mapped
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch, use_disk
@@ -107,7 +112,8 @@ class _ModelCheckpoint:
         """
         use_disk()
         allow_mapped(sum(file.stat().st_size for file in {*self.source.files.values()}))
-        model = self._loaded()
+        with converted_in_files():
+            model = self._loaded()
         hold_by_unit(model, {*self.source.files.values()})
         if dtype is None or dtype == model.dtype:
             return self._whole(model)

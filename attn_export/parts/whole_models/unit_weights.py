@@ -17,8 +17,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +158,24 @@ def _in_file(shape: Sequence[int], dtype: torch.dtype, read: Callable[[slice], T
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it cannot be written
         return torch.from_numpy(array).view(dtype).view(tuple(shape))
+
+
+@contextlib.contextmanager
+def converted_in_files() -> Iterator[None]:
+    """Let weights that transformers makes of several tensors lie in files in this block."""
+    converter: Any = import_module("transformers.core_model_loading").WeightConverter
+    convert = converter.convert
+
+    def in_files(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        made: dict[str, Any] = convert(*args, **kwargs)
+        for name, found in made.items():
+            weight = found[0] if isinstance(found, list) else found
+            if weight.numel() > _SMALL:
+                made[name] = _in_file(weight.shape, weight.dtype, weight.__getitem__)
+        return made
+
+    with mock.patch.object(converter, "convert", in_files):
+        yield
 
 
 def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:

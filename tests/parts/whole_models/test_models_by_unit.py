@@ -133,6 +133,18 @@ def test_stored_weights_are_those_of_the_checkpoint():
     assert all(torch.equal(weight, found[name]) for name, weight in whole.items())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings are told by Linux alone")
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])  # mixtral joins tensors of its experts
+def test_no_large_weight_is_in_memory_of_the_process(kind):
+    model = read_checkpoint(EXPORTS / kind / "checkpoint").load_by_unit()
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [[int(x, 16) for x in line[0].split("-")] for line in lines if "/" in line[-1]]
+    weights = {n: x.data_ptr() for n, x in stored_weights(model) if x.numel() > unit_weights._SMALL}
+    held = [n for n, at in weights.items() if not any(low <= at < high for low, high in mapped)]
+    assert weights
+    assert not held
+
+
 def _judged(name: str, *, slices: bool):
     folder = EXPORTS / name
     size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
