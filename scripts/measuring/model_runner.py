@@ -56,6 +56,42 @@ def genai(folder: Path, threads: int) -> Callable[..., Tokens]:
     return generate
 
 
+def llama_cpp(folder: Path, threads: int) -> Callable[..., Tokens]:
+    """Run a GGUF file with what llama.cpp has by default, as caches in float16."""
+    llama: Any = importlib.import_module("llama_cpp")  # in an environment of its own
+    given = llama.llama_model_default_params()
+    model = llama.llama_model_load_from_file(bytes(folder / "model.gguf"), given)
+    words = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+
+    def generate(ids: np.ndarray, count: int) -> Tokens:
+        batch, length = ids.shape
+        options = llama.llama_context_default_params()
+        options.n_seq_max, options.n_ctx = batch, batch * (length + count)
+        options.n_batch = ids.size
+        options.n_threads = options.n_threads_batch = threads
+        context = llama.llama_init_from_model(model, options)
+        filled, seen = llama.llama_batch_init(ids.size, 0, 1), 0
+        try:
+            for _ in range(count):
+                filled.n_tokens, length = ids.size, ids.shape[1]
+                for at, token in enumerate(ids.ravel().tolist()):
+                    filled.token[at], filled.pos[at] = token, seen + at % length
+                    filled.n_seq_id[at], filled.seq_id[at][0] = 1, at // length
+                    filled.logits[at] = (at + 1) % length == 0
+                if llama.llama_decode(context, filled):
+                    raise RuntimeError("llama.cpp did not decode")
+                last = range(length - 1, ids.size, length)
+                logits = [llama.llama_get_logits_ith(context, at) for at in last]
+                token = np.stack([np.ctypeslib.as_array(x, (words,)) for x in logits]).argmax(-1)
+                ids, seen = token[:, None], seen + length
+                yield token
+        finally:
+            llama.llama_batch_free(filled)
+            llama.llama_free(context)
+
+    return generate
+
+
 def exported(folder: Path, threads: int) -> Callable[..., Tokens]:
     """Run graphs in ONNX Runtime whose caches grow, each as the next step's input, uncopied."""
     import onnxruntime as ort
@@ -188,7 +224,8 @@ def compiled(folder: Path, threads: int) -> Callable[..., Tokens]:
 
 
 ENGINES = {
-    "ours": ours, "genai": genai, "exported": exported, "openvino": openvino, "compiled": compiled,
+    "ours": ours, "genai": genai, "llama_cpp": llama_cpp, "exported": exported,
+    "openvino": openvino, "compiled": compiled,
 }  # fmt: skip
 
 

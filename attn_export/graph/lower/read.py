@@ -185,9 +185,10 @@ def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
     source = merged_source(x)
     if source is not None:
         return source
-    return op(
-        "Reshape", op("Transpose", x, perm=SWAP_HEADS_AND_LENGTH), op.ints(0, 0, heads * width)
-    )
+    swapped = _before_swap(x)
+    if swapped is None:
+        swapped = op("Transpose", x, perm=SWAP_HEADS_AND_LENGTH)
+    return op("Reshape", swapped, op.ints(0, 0, heads * width))
 
 
 def merged_source(x: ir.Value) -> ir.Value | None:

@@ -125,6 +125,8 @@ def _of_compressed(config: Mapping[str, Any]) -> IntegerFormat:
     sparse = config.get("sparsity_config")
     if isinstance(sparse, dict):
         _refuse_unknown("sparsity_config", sparse.get("format", "dense"), ("dense",))
+    if of == PLAIN:  # fewer bits are stored in 8, too
+        kinds = {dataclasses.replace(kind, bits=8): None for kind in kinds}
     return IntegerFormat(of, tuple(kinds), rounds_inputs=rounds_inputs)
 
 
@@ -326,6 +328,12 @@ def with_integers(source: TensorSource, of: IntegerFormat) -> IntegerSource:
         marked = [name for name in marked if types[name].dtype == dtype]
         marked += [name for name in source.files if name.endswith(scales)]
     layers = frozenset(name.rpartition(".")[0] for name in marked)
+    lacking = sorted(layer for layer in layers if f"{layer}.{mark}" not in source.files)
+    if lacking:
+        raise WeightsError(
+            f"{source.path}: {listed([f'{layer}.{mark}' for layer in lacking])} is missing, and "
+            f"its config says {of.name}; download it again, or {_AGAIN}"
+        )
     if not layers:
         raise WeightsError(
             f"{source.path} holds no {mark}{f' of {dtype}' if dtype else ''}, and its config says "

@@ -254,6 +254,13 @@ def test_options_that_change_integers_are_refused(option, tmp_path, checkpoints,
     assert not [*tmp_path.iterdir()]
 
 
+def test_integers_of_4_bits_that_lie_in_bytes_are_read(tmp_path):
+    of = Layout("compressed-tensors", bits=4, version="int-quantized")
+    model, _ = integer_checkpoint(tmp_path, "llama", of, num_hidden_layers=1)
+    found = read_checkpoint(tmp_path).load().state_dict()
+    assert all(torch.equal(found[name], x) for name, x in model.state_dict().items())
+
+
 Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 LAYER = "model.layers.0.mlp.down_proj"
 
@@ -339,6 +346,7 @@ BAD: list[tuple[str, Change, str]] = [
     ("W4A16", of_tensor("weight_shape", first(-8)), r"expected \[-8, 8\]"),
     ("W4A16", of_tensor("weight_packed", lambda _: None), "lacks 1 tensors .*down_proj.weight"),
     ("int8", of_tensor("weight", torch.Tensor.float), "weight is F32, not I8"),
+    ("int8", of_tensor("weight", lambda _: None), r"down_proj\.weight is missing, and its config"),
     ("int8", of_tensor("weight_zero_point", torch.Tensor.int), "weight_zero_point is"),
     ("awq", of_tensor("scales", torch.zeros_like), "a scale is 0, and its integers are not"),
     ("W4A16", of_config(format=["x"]), r"format \['x'\] is not read"),

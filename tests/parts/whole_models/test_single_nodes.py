@@ -123,3 +123,4 @@ def test_a_step_rotates_within_attention(kind, inside, packed):
     assert sum(node.inputs[1] is None for node in nodes) == packed
     assert bool(lowered.file.layouts) == (not inside)
     assert len(nodes_of(lowered.model, "Cos")) == 1  # all layers share the tables
+    assert len(nodes_of(lowered.model, "Transpose")) == 0 or not inside
