@@ -46,10 +46,6 @@ def test_each_kind_is_planted():
     assert {fault.kind for fault in (*KNOWN, *MANY)} <= planted()
 
 
-def test_each_cause_is_that_of_a_fault():
-    assert CAUSES.keys() == SPEC_OF.keys()
-
-
 def test_no_two_rows_say_the_same_of_a_place():
     said = Counter((fault.at, fault.kind, fault.effect) for fault in (*KNOWN, *MANY))
     assert [row for row, count in said.items() if count > 1] == []
