@@ -240,8 +240,7 @@ def test_a_lack_of_memory_or_threads_is_called_so(error, said: str, monkeypatch,
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [0.0, 2.5], ids=["at once", "while exporting"])
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 2.5)])
 def test_interrupted_it_ends_at_once_and_leaves_nothing(
     number: signal.Signals, after: float, tmp_path: Path
 ):
