@@ -58,7 +58,7 @@ def test_no_two_rows_say_the_same_of_a_place():
         for name in sorted(SPEC_OF, key=lambda name: [*SPECS].index(SPEC_OF[name]))
     ],
 )
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_a_fault_of_attention_is_named_first(name: str):
     assert causes_of_fault(name)[:1] == [CAUSES[name]]
 
