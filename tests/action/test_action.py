@@ -180,6 +180,7 @@ def test_paths_are_taken_as_they_are(act: Act, workspace: Path, bundle: Path):
 
 
 @pytest.mark.parametrize("input_", ["bundle", "build", "runtimes", "require", "baseline"])
+@pytest.mark.every(3)
 def test_no_input_is_read_by_a_shell_or_becomes_an_option(
     input_: str, act: Act, workspace: Path, bundle: Path
 ):

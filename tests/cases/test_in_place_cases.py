@@ -116,13 +116,6 @@ def test_scores_of_keys_beyond_the_length_are_above_any_number_for_minus_infinit
         assert 1e20 < rest < np.finfo(np.float32).max / 1e6
 
 
-def test_rows_are_empty_and_full():
-    for case in cases_with("empty_and_full"):
-        *empty, full = case.inputs["past_length"].tolist()
-        assert not any(empty)
-        assert full + case.sizes["query_len"] == case.sizes["capacity"]
-
-
 def test_the_far_case_has_all_of_the_past():
     spec = AttentionSpec(
         embed_dim=32, num_heads=4, causal=True, cache="in-place", window_left=40, attn_mask="none"

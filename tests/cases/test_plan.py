@@ -157,20 +157,6 @@ def test_large_sizes_meet(name, low):
     assert any(all(case.sizes[axis] >= size for axis, size in low.items()) for case in cases)
 
 
-@pytest.mark.parametrize("one_query", [True, False])
-@pytest.mark.parametrize(
-    "content",
-    [
-        "left_padding", "right_padding", "fully_masked_rows", "one_visible_key", "large_logits",
-        "outliers", "tiny_values", "equal_tokens", "one_hot_rows", "all_keys_masked",
-    ],
-)  # fmt: skip
-def test_each_content_is_there_with_one_query_and_with_several(content, one_query):
-    cases = [case for case in plan_of(small_spec()).cases if content in case.contents]
-    assert any((case.sizes["query_len"] == 1) == one_query for case in cases)
-    assert all(case.about for case in cases)
-
-
 def test_names_are_unique_and_say_the_contents_and_sizes():
     names = [case.name for case in plan_of(small_spec()).cases]
     assert len(set(names)) == len(names)

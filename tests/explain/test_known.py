@@ -46,10 +46,6 @@ def test_each_kind_is_planted():
     assert {fault.kind for fault in (*KNOWN, *MANY)} <= planted()
 
 
-def test_each_cause_is_that_of_a_fault():
-    assert CAUSES.keys() == SPEC_OF.keys()
-
-
 def test_no_two_rows_say_the_same_of_a_place():
     said = Counter((fault.at, fault.kind, fault.effect) for fault in (*KNOWN, *MANY))
     assert [row for row, count in said.items() if count > 1] == []
@@ -62,7 +58,7 @@ def test_no_two_rows_say_the_same_of_a_place():
         for name in sorted(SPEC_OF, key=lambda name: [*SPECS].index(SPEC_OF[name]))
     ],
 )
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 def test_a_fault_of_attention_is_named_first(name: str):
     assert causes_of_fault(name)[:1] == [CAUSES[name]]
 

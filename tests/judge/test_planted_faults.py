@@ -56,21 +56,11 @@ def is_caught(verdicts: Iterable[Verdict]) -> bool:
 
 
 @pytest.mark.parametrize("spec_name", EACH_SPEC)
-@pytest.mark.every(14)
+@pytest.mark.every(30)
 def test_without_a_fault_every_output_of_every_case_passes(spec_name):
     verdicts = list(verdicts_of(spec_name, None))
     assert [v for v in verdicts if v.status != "passed"] == []
     assert len(verdicts) == len(subject_of(spec_name)[2]) * len(SPECS[spec_name].output_shapes())
-
-
-@pytest.mark.parametrize("spec_name", EACH_SPEC)
-@pytest.mark.every(6)
-def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
-    spec, parameters, *_ = subject_of(spec_name)
-    biases = [array for name, array in parameters.items() if name.endswith("_proj.bias")]
-    projections = ("q", "out") if spec.packed_qkv else ("q", "k", "v", "out")
-    assert len(biases) == sum(spec.has_bias(name) for name in projections)
-    assert all((np.abs(bias) > 0).all() for bias in biases)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +74,7 @@ def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
         if fault.applies(spec)
     ],
 )
-@pytest.mark.every(8)
+@pytest.mark.every(60)
 def test_a_planted_fault_is_caught(spec_name, fault):
     assert is_caught(verdicts_of(spec_name, fault)), f"not caught: {fault.about}"
 

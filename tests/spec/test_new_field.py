@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 PLACES = {
@@ -32,6 +33,7 @@ TESTS = (
 )
 
 
+@pytest.mark.extended
 def test_a_field_of_three_lines_is_an_option_and_is_tested(tmp_path: Path):
     for folder in ("attn_export", "tests", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

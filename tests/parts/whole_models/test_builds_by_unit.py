@@ -114,7 +114,7 @@ def test_views_of_unread_arrays_are_read_as_views_of_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {"dtype": "float16"},  # judged in float32, too
+    extended({"dtype": "float16"}),  # judged in float32, too
     {"weights_dtype": "int4", "fit": True},  # and its distance from the weights before
 ], ids=str)  # fmt: skip
 def test_reports_are_those_of_builds_in_memory(

@@ -16,6 +16,7 @@ import torch
 from integer_checkpoints import LAYOUTS, Layout, Stored, integer_checkpoint, words
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
+from shared import extended
 
 from attn_export import DecodeSession, Subject, build
 from attn_export.commands.bundle_graphs import lower_all
@@ -33,6 +34,8 @@ ROWS = {
 }  # fmt: skip
 """The type of a model for each layout."""
 
+BUILT = {"gptq, desc_act", "awq, one group", "awq, groups of 24", "W8A16", "float8, blocks"}
+"""The layouts of which graphs are made by default: each kind of stored integers once."""
 
 EIGHT = onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.FLOAT8E4M3FN
 
@@ -103,11 +106,24 @@ def expected(layers: Mapping[str, Stored], name: str) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize(("name", "kind"), ROWS.items(), ids=ROWS)
-def test_graphs_have_the_integers_of_the_checkpoint(name, kind, tmp_path):
+def written(name: str, folder: Path) -> tuple[torch.nn.Module, Mapping[str, Stored]]:
+    """Write a checkpoint of one layer in a layout; return what its integers stand for, and them."""
     of = LAYOUTS[name]
     sizes = {"hidden_size": 96, "intermediate_size": 96} if of.group in (24, 96) else {}
-    _, layers = integer_checkpoint(tmp_path, kind, of, num_hidden_layers=1, **sizes)
+    return integer_checkpoint(folder, ROWS[name], of, num_hidden_layers=1, **sizes)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_weights_are_what_the_integers_of_the_checkpoint_stand_for(name, tmp_path):
+    model, _ = written(name, tmp_path)
+    found = read_checkpoint(tmp_path).load().state_dict()
+    assert found.keys() == model.state_dict().keys()
+    assert [n for n, x in model.state_dict().items() if not torch.equal(found[n], x)] == []
+
+
+@pytest.mark.parametrize("name", extended(ROWS, BUILT.__contains__))
+def test_graphs_have_the_integers_of_the_checkpoint(name, tmp_path):
+    of, (_, layers) = LAYOUTS[name], written(name, tmp_path)
     graphs, _ = lower_all(export(Subject.from_model(tmp_path)), ("standard", "ort"))
     assert len(graphs) == 3
     eights: dict[str, np.ndarray] = {}
@@ -139,7 +155,13 @@ def test_graphs_have_the_integers_of_the_checkpoint(name, kind, tmp_path):
         assert packed == (graph.file.dialect == "ort" and of.group != 24)
 
 
-@pytest.mark.parametrize("name", ["gptq, desc_act", "awq", "W4A16", "W8A16", "float8, blocks"])
+@pytest.mark.parametrize(
+    "name",
+    extended(
+        ["gptq, desc_act", "awq", "W4A16", "W8A16", "float8, blocks"],
+        {"W4A16", "float8, blocks"}.__contains__,
+    ),
+)
 def test_bundles_give_the_tokens_of_the_dequantised_model(name, tmp_path, capsys):
     folder, out, is_float = tmp_path / "checkpoint", tmp_path / "out", LAYOUTS[name].is_float
     model, _ = integer_checkpoint(folder, ROWS[name], LAYOUTS[name], vocab_size=32)
