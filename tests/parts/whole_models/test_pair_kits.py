@@ -82,11 +82,11 @@ def test_what_the_encoder_does_not_take_is_one_line():
         assert says in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["pair", "model", "texts", "texts, pads left"])
+@pytest.mark.parametrize("kind", ["pair", "model", "texts", "texts-padded-left"])
 def test_calls_at_random_are_no_crash(kind, tmp_path, request):
     need_sanitizers(request, tmp_path)
     bundles = {"pair": lambda: pair("t5"), "model": lambda: tiny_decoders.built("mistral")}
-    bundles |= {"texts": lambda: built("bert"), "texts, pads left": lambda: built("llama")}
+    bundles |= {"texts": lambda: built("bert"), "texts-padded-left": lambda: built("llama")}
     calls = 10000 if request.config.getoption("--all") else 500
     codes = fuzzed(sanitized_kit(kind, bundles[kind]()), seed=1, calls=calls)
     assert min(codes[0], codes[2], codes[3]) > calls / 20
