@@ -85,9 +85,11 @@ def _library(folder: str, test: tuple[str, ...], **sources: str) -> _Language:
     return _Language({**folders, "bindings": ".", **sources}, _ORT_FIRST, frozenset(), test)
 
 
+_C = _library(".", (*_CMAKE, "build/self_test"))
 LANGUAGES: Mapping[str, _Language] = {
-    **dict.fromkeys(("c", "library"), _library(".", (*_CMAKE, "build/self_test"))),
+    "c": _C,
     "cpp": _library("library", (*_CMAKE, "build/attn self-test"), cpp="."),
+    "library": _C,
     "rust": _library(
         "library",
         (*_BUILD_LIBRARY, "cargo build --release", "cargo run --release -- self-test"),
