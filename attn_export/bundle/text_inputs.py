@@ -32,6 +32,8 @@ class TextInputs(Struct, frozen=True, omit_defaults=True):
         pad_id: The token of padding.
         padding_side: Where shorter texts of a batch are padded.
         lower_case: Whether texts are in lower case before they are cut into tokens.
+        prompts: Texts that may be put before each text, by name.
+        prompt: The name of the one that is by default.
     """
 
     max_length: Annotated[int, Meta(ge=1, le=2**31)]
@@ -39,6 +41,8 @@ class TextInputs(Struct, frozen=True, omit_defaults=True):
     pad_id: Count = 0
     padding_side: Literal["left", "right"] = "right"
     lower_case: bool = False
+    prompts: dict[str, str] = {}
+    prompt: str | None = None
 
 
 class _TokenizerConfig(Struct, frozen=True):
@@ -51,6 +55,11 @@ class _SentenceConfig(Struct, frozen=True):
     do_lower_case: bool = False
 
 
+class _Prompts(Struct, frozen=True):
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+
+
 def text_inputs_of(
     checkpoint: Path | None, positions: int, vocabulary: int, pad_id: int
 ) -> TextInputs:
@@ -58,14 +67,15 @@ def text_inputs_of(
 
     `positions`: The most tokens that the model takes.
     """
-    tokenizer, sentence = _TokenizerConfig(), _SentenceConfig()
+    tokenizer, sentence, said = _TokenizerConfig(), _SentenceConfig(), _Prompts()
     if checkpoint is not None:
         tokenizer = _read(checkpoint / "tokenizer_config.json", _TokenizerConfig)
         sentence = _read(checkpoint / "sentence_bert_config.json", _SentenceConfig)
+        said = _read(checkpoint / "config_sentence_transformers.json", _Prompts)
     longest = sentence.max_seq_length or tokenizer.model_max_length or positions
     return TextInputs(
         max(int(min(longest, positions)), 1), vocabulary, pad_id, tokenizer.padding_side,
-        sentence.do_lower_case,
+        sentence.do_lower_case, said.prompts, said.default_prompt_name,
     )  # fmt: skip
 
 

@@ -75,7 +75,6 @@ PACKAGE = "../../.."
 
 _ROOT = f"-DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
 _CMAKE = (f"cmake -S . -B build {_ROOT}", "cmake --build build")
-_BUILD = (*_CMAKE, "build/self_test")
 _BUILD_LIBRARY = (f"cmake -S library -B library/build {_ROOT}", "cmake --build library/build")
 
 
@@ -86,13 +85,11 @@ def _library(folder: str, test: tuple[str, ...], **sources: str) -> _Language:
     return _Language({**folders, "bindings": ".", **sources}, _ORT_FIRST, frozenset(), test)
 
 
+_C = _library(".", (*_CMAKE, "build/self_test"))
 LANGUAGES: Mapping[str, _Language] = {
-    "c": _Language(
-        {"c": ".", "core": "core"}, _ORT_FIRST, frozenset(),
-        _BUILD,
-    ),
+    "c": _C,
     "cpp": _library("library", (*_CMAKE, "build/attn self-test"), cpp="."),
-    "library": _library(".", _BUILD),
+    "library": _C,
     "rust": _library(
         "library",
         (*_BUILD_LIBRARY, "cargo build --release", "cargo run --release -- self-test"),
@@ -112,12 +109,12 @@ LANGUAGES: Mapping[str, _Language] = {
         csharp=".",
     ),
     "node": _Language(
-        {"node": ".", "js": "src"}, _ORT_FIRST, BFLOAT16,
+        {"node": ".", "javascript": ".", "js": "src"}, _ORT_FIRST, BFLOAT16,
         ("npm ci --ignore-scripts", "npm test"),
     ),
     # WebGPU computes contrib operators wrong, and has no Attention.
     "web": _Language(
-        {"web": ".", "js": "lib"}, (PORTABLE,), BFLOAT16,
+        {"web": ".", "javascript": ".", "js": "lib"}, (PORTABLE,), BFLOAT16,
         ("npm ci --ignore-scripts", "npm start"),
     ),
     "python": _Language(
@@ -135,6 +132,14 @@ LANGUAGES: Mapping[str, _Language] = {
 # -- the job -----------------------------------------------------------------------------------
 
 BUNDLE, ENCODER = "bundle", "encoder"
+_MASKS = {
+    "bool": "In `attn_mask`, True (1) means that the query may attend to the key, as in PyTorch's\n"
+    "`scaled_dot_product_attention`; `nn.MultiheadAttention` has the inverse. A query without True "
+    "gets 0 from its attention.",
+    "float": "`attn_mask` is added to the scores: 0 where the query may attend to the key, `-inf` "
+    "where it may not.",
+    None: "",
+}
 
 
 def write_kit(
@@ -170,8 +175,10 @@ def write_kit(
     context = _facts(manifest, index, spec, graph, decode)
     from markupsafe import Markup  # with jinja2, which few commands need
 
-    commands = [Markup(command) for command in project.test]  # constants, which need no escape
-    context |= {"language": language, "commands": commands}
+    # Constants, which need no escape.
+    commands = [Markup(command) for command in project.test]
+    context["mask_says"] = Markup(_MASKS[context["mask"]])
+    context |= {"language": "library" if language == "c" else language, "commands": commands}
     context["ids"] = _ids(manifest, read_generation(bundle))
     context["encoder"] = encoder and _encoder(read(encoder), graph, context)
     context["texts"] = _texts(manifest, bundle)

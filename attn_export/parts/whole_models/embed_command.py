@@ -22,6 +22,11 @@ from attn_export.untrusted_files import MOST_TEXT, read_text
 @option("--ids", multiple=True, metavar="1,2,3", help="The token ids of a text, in place of FILE.")
 @option("--ids-in-file", is_flag=True, help="Lines of FILE are token ids with commas.")
 @option("--pairs", is_flag=True, help="Each text is a pair with a tab between: query and passage.")
+@option(
+    "--prompt", metavar="NAME",
+    help="A prompt of the model, which is put before each text.  [default: the model's]",
+)  # fmt: skip
+@option("--sigmoid", is_flag=True, help="Make scores numbers from 0 to 1, as rerankers do.")
 @option("--normalize", is_flag=True, help="Divide each vector by its length.")
 @option(
     "--batch-size", type=int, least=1, most=2**16, default=32, show_default=True, metavar="N",
@@ -43,6 +48,8 @@ def embed_command(
     ids: tuple[str, ...],
     ids_in_file: bool,
     pairs: bool,
+    prompt: str | None,
+    sigmoid: bool,
     normalize: bool,
     batch_size: int,
     threads: int | None,
@@ -54,13 +61,15 @@ def embed_command(
 
     FILE has one text in each line; - or nothing is stdin. Texts of about one length run together.
     """
-    from attn_export.parts.whole_models.embedding import Embedder, normalised
+    from attn_export.parts.whole_models.embedding import Embedder, normalised, probabilities
     from attn_export.parts.whole_models.prompts import parse_ids
     from attn_export.report.progress import progress
 
     if bool(texts) + bool(ids) + (file != STDOUT) > 1:
         raise UsageError("embed takes one of FILE, --text and --ids")
     are_ids = bool(ids) or (ids_in_file and not texts)
+    if are_ids and prompt:
+        raise UsageError("--prompt is put before texts, not before ids")
     lines = [*(texts or ids or _lines(file))]
     with progress(quiet=quiet) as bar:
         bar.phase("loading the graph")
@@ -74,7 +83,9 @@ def embed_command(
             given = [parse_ids(line, "ids") for line in lines]
             rows = embedder.of_ids(given, (), batch_size, advance)
         else:
-            rows = embedder.of_texts([_text(x, pairs=pairs) for x in lines], batch_size, advance)
+            given_texts = [_text(line, pairs=pairs) for line in lines]
+            rows = embedder.of_texts(given_texts, batch_size, advance, prompt)
+    rows = [*probabilities(rows)] if sigmoid else rows
     rows = [*normalised(rows)] if normalize else rows
     say = messages(quiet=quiet)
     if embedder.cut:

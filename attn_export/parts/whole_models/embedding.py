@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.bundle.manifest import read_bundle
 from attn_export.bundle.text_inputs import CHOICE, read_text_inputs
-from attn_export.errors import RuntimeFailure, UsageError, counted, one_line, printable
+from attn_export.errors import RuntimeFailure, UsageError, choose, counted, one_line, printable
 from attn_export.parts.whole_models.bundle_text import BundleText
 from attn_export.runtimes.decode_buffers import PREFERRED, load_session, select_graphs
 from attn_export.runtimes.decode_inputs import IDS, MASK, PAST_LENGTH, QUERY_LEN, check_ids
@@ -64,9 +64,18 @@ class Embedder:
 
     def of_texts(
         self, texts: Sequence[Sequence[str]], batch_size: int = 32,
-        advance: Callable[[], None] = lambda: None,
+        advance: Callable[[], None] = lambda: None, prompt: str | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
-        """Return the output for each text, or pair of texts, in their order."""
+        """Return the output for each text, or pair of texts, in their order.
+
+        `prompt`: The name of the prompt that is put before each. Default: that of the bundle.
+        """
+        name, known = prompt or self._texts.prompt, self._texts.prompts
+        if name and name not in known:
+            advice = choose(name, map(printable, known)) if known else "the model has none"
+            raise UsageError(f"there is no prompt {printable(name, 80)}; {advice}")
+        before = known[name] if name else ""
+        texts = [(before + first, *others) for first, *others in texts]
         ids, types = list[list[int]](), list[list[int]]()
         for start in range(0, len(texts), _AT_ONCE):
             some = self._text.encode_all(texts[start : start + _AT_ONCE], self._texts)
@@ -142,3 +151,9 @@ def normalised(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     for row in rows:
         size = np.linalg.norm(row.astype(np.float64), axis=-1, keepdims=True)
         yield (row / np.where(size > 0, size, 1)).astype(row.dtype)
+
+
+def probabilities(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the sigmoid of scores."""
+    for row in rows:
+        yield np.exp(-np.logaddexp(0, -row))

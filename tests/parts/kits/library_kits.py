@@ -14,7 +14,7 @@ import numpy as np
 from native_kits import DIALECT, call
 from readmes import commands
 from shared import once
-from test_native_kits import SANITIZERS, sanitized_kit, small_bundle
+from test_native_kits import SANITIZERS, small_bundle
 from test_native_kits import run as run_sanitized
 
 from attn_export.parts.installing import home
@@ -138,9 +138,8 @@ def compile_cpp(source: Path, program: Path, library: Path, *flags: str) -> None
 # -- random calls ---------------------------------------------------------------------------------
 
 
-def fuzzed(name: str, seed: int, calls: int) -> dict[int, int]:
+def fuzzed(kit: Path, seed: int, calls: int) -> dict[int, int]:
     """Return how often each code came in random calls; a sanitizer must find nothing."""
-    kit = sanitized_kit(name)
 
     def make(folder: Path) -> None:
         folder.mkdir()
@@ -150,8 +149,8 @@ def fuzzed(name: str, seed: int, calls: int) -> dict[int, int]:
         ])  # fmt: skip
         assert built.returncode == 0, built.stderr
 
-    folder = once(f"fuzz-abi/{name}", make)
-    done = run_sanitized(folder / "fuzz", small_bundle(name), str(seed), str(calls), seconds=600)
+    folder = once(f"fuzz-abi/{kit.name}", make)
+    done = run_sanitized(folder / "fuzz", kit / "bundle", str(seed), str(calls), seconds=600)
     assert (done.returncode, done.stderr) == (0, b"")
     return {int(code): int(n) for code, n in re.findall(r"(\d+):(\d+)", done.stdout.decode())}
 
@@ -197,7 +196,7 @@ class Library:
         return handle.value
 
     @contextlib.contextmanager
-    def open(self, folder: Path | None = None, abi: int = 1) -> Iterator[int]:
+    def open(self, folder: Path | None = None, abi: int = 2) -> Iterator[int]:
         path = str(folder or self.folder).encode()
         bundle = self.made("open", abi, path, None, 1, 0)
         yield bundle
@@ -216,9 +215,11 @@ class Library:
             names.append(value.name.decode())
         return names
 
-    def set_input(self, session: int, index: int, array: np.ndarray) -> np.ndarray:
+    def set_input(self, session: int, name: str, array: np.ndarray) -> np.ndarray:
         """Set an input to an array, which the caller keeps."""
-        self.call("set_input", session, index, ctypes.byref(self.value(array)))
+        value = self.value(array)
+        value.name = name.encode()
+        self.call("set_input", session, ctypes.byref(value))
         return array
 
     def value(self, array: np.ndarray) -> _Value:
@@ -228,10 +229,10 @@ class Library:
         value.data = array.ctypes.data
         return value
 
-    def output(self, session: int, index: int) -> np.ndarray:
+    def output(self, session: int, name: str = "output") -> np.ndarray:
         """Return an output of the last run, in place."""
         value = _Value()
-        self.call("output", session, index, ctypes.byref(value))
+        self.call("output", session, name.encode(), 0, ctypes.byref(value))
         dims = tuple(value.dims[: value.rank])
         data = (ctypes.c_uint8 * value.bytes).from_address(value.data)
         return np.frombuffer(data, DTYPES[value.dtype]).reshape(dims)

@@ -47,11 +47,10 @@ def compile_and_run(kit: Path, program: str, folder: Path) -> subprocess.Complet
     """Compile a program with the library that a kit has built, and run it in the kit's folder."""
     source = folder / "mine.c"
     source.write_text(program)
-    libraries = home() / "onnxruntime" / "lib"
-    built = [next((kit / "build").rglob(f"libattention_{name}.a")) for name in ("model", "core")]
+    build = kit / "build"
     call(
-        "cc", "-Wall", "-Wextra", "-Werror", f"-I{kit / 'src'}", f"-I{kit / 'core'}", source,
-        *built, f"-Wl,-rpath,{libraries}", "-lm", "-o", folder / "mine",
+        "cc", "-Wall", "-Wextra", "-Werror", f"-I{kit / 'src'}", source, f"-L{build}",
+        f"-Wl,-rpath,{build}", "-lattn_export", "-o", folder / "mine",
         cwd=folder,
     )  # fmt: skip
     return subprocess.run([folder / "mine"], cwd=kit, capture_output=True, text=True)

@@ -71,12 +71,11 @@ def cases_of(bundle: Path) -> list[str]:
     return [entry["folder"] for entry in index["cases"]]
 
 
-def sanitized_kit(name: str) -> Path:
+def sanitized_kit(name: str, bundle: Path | None = None) -> Path:
     """Return a kit whose programs end with `REPORTED` at the first wrong access."""
-    bundle = small_bundle(name)
 
     def make(kit: Path) -> None:
-        write_kit("c", bundle, kit, dialect=DIALECT)
+        write_kit("c", bundle or small_bundle(name), kit, dialect=None if bundle else DIALECT)
         compile_kit(kit, "Debug", SANITIZERS)
 
     return once(f"hostile/c-{name}", make)

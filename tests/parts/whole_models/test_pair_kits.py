@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from library_kits import CallError, Library
+import tiny_decoders
+from library_kits import CallError, Library, fuzzed
 from native_kits import compile_kit
 from shared import extended, once
 from test_generate_pairs import COUNT, PROMPTS, pair, wanted_of
+from test_native_kits import need_sanitizers, sanitized_kit
+from test_sentence_models import built
 
 from attn_export.errors import UsageError
 from attn_export.parts.kits.kit import LANGUAGES, write_kit
@@ -77,6 +80,16 @@ def test_what_the_encoder_does_not_take_is_one_line():
         done = run(kit_of("t5"), "generate", *words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert says in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["pair", "model", "texts", "texts-padded-left"])
+def test_calls_at_random_are_no_crash(kind, tmp_path, request):
+    need_sanitizers(request, tmp_path)
+    bundles = {"pair": lambda: pair("t5"), "model": lambda: tiny_decoders.built("mistral")}
+    bundles |= {"texts": lambda: built("bert"), "texts-padded-left": lambda: built("llama")}
+    calls = 10000 if request.config.getoption("--all") else 500
+    codes = fuzzed(sanitized_kit(kind, bundles[kind]()), seed=1, calls=calls)
+    assert min(codes[0], codes[2], codes[3]) > calls / 20
 
 
 @pytest.mark.parametrize("language", sorted(LANGUAGES.keys() - {"c", "library"}))

@@ -88,6 +88,7 @@ def built(kind: str = "bert") -> Path:
         pooling = MEAN if kind == "bert" else LAST
         model = sentence_folder(Path(f"{folder}.model"), pooling, kind=kind, num_hidden_layers=1)
         add_tokenizer(model)
+        (model / "config_sentence_transformers.json").write_text('{"prompts": {"query": "a b "}}')
         if pooling is LAST:
             config = '{"padding_side": "left", "model_max_length": 1000000000000000019884624838656}'
             (model / "tokenizer_config.json").write_text(config)
@@ -143,10 +144,14 @@ def test_the_command_embeds_files_texts_and_ids(tmp_path, capsys, monkeypatch):
     assert "1 text of 5 cut" in capsys.readouterr().err
     vectors = np.load(saved, allow_pickle=False)
     assert vectors.shape == (5, 32)
-    for options in (("--text", "a b c"), ("--ids", "1,4,5,6,2")):
+    same = ("--text", "a b c"), ("--ids", "1,4,5,6,2"), ("--prompt", "query", "--text", "c")
+    for options in same:
         assert run(["embed", str(built()), *options]) == 0
         found = json.loads(capsys.readouterr().out)
         np.testing.assert_allclose(found, vectors[0], atol=1e-6)
+    assert run(["embed", str(built()), "--text", "a b c", "--sigmoid"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-vectors[0])), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +169,13 @@ def test_texts_are_cut_and_padded_as_the_checkpoint_says(tokenizer, sentence, ex
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(sentence))
     assert text_inputs_of(tmp_path, 512, 64, 0) == expected
+
+
+def test_the_default_prompt_is_that_of_the_checkpoint(tmp_path):
+    said = {"prompts": {"query": "q: ", "text": ""}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    found = text_inputs_of(tmp_path, 512, 64, 0)
+    assert (found.prompts, found.prompt) == (said["prompts"], "query")
 
 
 def test_texts_of_about_one_length_run_together():
@@ -186,6 +198,8 @@ def test_pairs_have_token_types():
         (("--ids", "1,-1"), "text 1 has -1; give 0 to 63"),
         (("--ids", ",".join(["1"] * 13)), "text 1 has 13 tokens; give 1 to 12"),
         (("--ids", "1;2"), "ids are token ids with commas"),
+        (("--prompt", "b", "--text", "a"), "there is no prompt b; choose from query"),
+        (("--prompt", "query", "--ids", "1"), "--prompt is put before texts"),
         (("--pairs", "--text", "a b"), "has 0 tabs; give one"),
         (("--text", "a", "--ids", "1"), "embed takes one of FILE, --text and --ids"),
         (("nowhere.txt",), "cannot read nowhere.txt"),

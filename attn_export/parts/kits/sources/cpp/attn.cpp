@@ -1,20 +1,14 @@
 // Tests the bundle, runs it on an array of your own, decodes, generates, and embeds.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <sstream>
-#include <tuple>
 
 #include "attn_export.hpp"
 
 constexpr char USAGE[] = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy [BUNDLE] | "
                          "decode TOKENS [BUNDLE] | generate ID,ID,... TOKENS [BUNDLE] | embed ID,ID,...";
-// The names of types in .npy, each at twice its number in ONNX.
-const std::string TYPES = "--f4u1i1u2i2i4i8--b1f2f8u4u8----u2";
 attn::Error wrong(const std::string& text) { return {ATTN_ARGUMENT, text}; }
 
 // Reads numbers with commas between them and after them; what is no number is -1.
@@ -42,49 +36,14 @@ bool self_test(const attn::Bundle& bundle) {
     return good == count;
 }
 
-// Reads an array: its type as in ONNX, its sizes, and its bytes.
-std::tuple<int, attn::Dims, std::string> read_npy(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    const std::size_t start = bytes.find('{'), end = bytes.find('\n', start);  // of the header
-    char kind[3] = "", sizes[256] = "";
-    if (bytes.compare(0, 6, "\x93NUMPY") == 0 && end != std::string::npos) {
-        std::sscanf(bytes.substr(start, end - start).c_str(),
-                    "{ 'descr' : '%*1[<|]%2[a-z0-9]' , 'fortran_order' : False , 'shape' : (%255[0-9, ]",
-                    kind, sizes);
-    }
-    const std::size_t at = TYPES.find(kind);
-    if (kind[0] == '\0' || at % 2 != 0) throw wrong(path + " cannot be read as .npy of numbers in C order");
-    return {static_cast<int>(at / 2), numbers(sizes), bytes.substr(end + 1)};
-}
-
-void write_npy(const std::string& path, int dtype, const attn::Array<std::byte>& array) {
-    std::string sizes, kind = TYPES.substr(2 * static_cast<std::size_t>(dtype), 2);
-    for (const std::int64_t size : array.dims) sizes += std::to_string(size) + ",";
-    std::string text = "{'descr': '" + (kind[1] == '1' ? '|' + kind : '<' + kind);
-    text += "', 'fortran_order': False, 'shape': (" + sizes + "), }";
-    text.resize(std::max<std::size_t>(text.size(), 117), ' ');
-    std::ofstream file(path, std::ios::binary);
-    file.write("\x93NUMPY\x01\x00\x76\x00", 10) << text << '\n';
-    file.write(reinterpret_cast<const char*>(array.data), static_cast<std::streamsize>(array.size));
-    if (!file.flush()) throw wrong(path + " cannot be written");
-}
-
 // Runs the bundle on the rows of a file, which are repeated until there are `batch`.
 void run(const attn::Bundle& bundle, const std::string& path, std::int64_t batch, const std::string& out) {
-    if (batch < 1 || batch > 1 << 20) throw wrong("BATCH is a number from 1");
-    auto [dtype, dims, data] = read_npy(path);
-    const attn_value& input = bundle.inputs()[0];
-    if (dtype != input.dtype || dims.empty() || dims[0] < 1) throw wrong(path + " has not the type of " + input.name);
-    std::vector<std::byte> rows(data.size() / static_cast<std::size_t>(dims[0]) * static_cast<std::size_t>(batch));
-    for (std::size_t at = 0; at < rows.size(); at++) rows[at] = std::byte(data[at % data.size()]);
-    dims[0] = batch;
+    const std::string input = bundle.inputs()[0].name, output = bundle.outputs()[0].name;
     attn::Session session = bundle.session();
-    session.set_input(input.name, dims, rows);
+    session.load_input(input, path, batch);
     session.prefill();
-    const attn_value& first = bundle.outputs()[0];
-    write_npy(out, first.dtype, session.output<std::byte>(first.name));
-    std::cout << out << ": " << first.name << '\n';
+    session.save_output(output, out);
+    std::cout << out << ": " << output << '\n';
 }
 
 // Sets the inputs that a session does not make to zeros, for some tokens; returns their arrays.

@@ -9,10 +9,8 @@
 // next call that runs it, changes it, or destroys it.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -25,7 +23,6 @@
 namespace attn {
 
 using Dims = std::vector<std::int64_t>;
-using Ends = std::array<std::vector<attn_value>, 2>;  // ATTN_INPUTS and ATTN_OUTPUTS
 
 // A code of attn_export.h, and one line.
 struct Error : std::runtime_error {
@@ -47,16 +44,14 @@ struct Array {
     const T& operator[](std::size_t at) const { return data[at]; }
 };
 
-// Whether T may be the elements of a type: float16 and bfloat16 are std::uint16_t, and the bytes of
-// any type std::byte.
+// The type of elements: float16 and bfloat16 are std::uint16_t, and the bytes of any type std::byte.
 template <typename T>
-bool holds(int dtype) {
-    if constexpr (std::is_same_v<T, std::byte>) return true;
-    if constexpr (std::is_same_v<T, bool>) return dtype == 9;
-    if constexpr (std::is_floating_point_v<T>) return dtype == (sizeof(T) == 4 ? 1 : 11);
+constexpr int dtype() {
+    if (std::is_same_v<T, std::byte>) return 2;
+    if (std::is_same_v<T, bool>) return 9;
+    if (std::is_floating_point_v<T>) return sizeof(T) == 4 ? 1 : 11;
     constexpr int codes[2][9] = {{0, 2, 4, 0, 12, 0, 0, 0, 13}, {0, 3, 5, 0, 6, 0, 0, 0, 7}};
-    const bool half = std::is_same_v<T, std::uint16_t> && (dtype == 10 || dtype == 16);
-    return half || dtype == codes[std::is_signed_v<T>][sizeof(T)];
+    return codes[std::is_signed_v<T>][sizeof(T)];
 }
 
 // A handle with one owner, which closes it.
@@ -80,31 +75,38 @@ private:
 // Inputs, outputs, and the caches in between.
 class Session {
 public:
-    Session(Handle handle, std::shared_ptr<const Ends> ends)
-        : handle_(std::move(handle)), ends_(std::move(ends)) {}
+    explicit Session(Handle handle) : handle_(std::move(handle)) {}
 
     // Sets an input to `size` elements that stay yours; those of a cache in place are written.
     template <typename T>
     void set_input(const std::string& name, const Dims& dims, T* data, std::size_t size) {
-        const auto [at, dtype] = find<T>(ATTN_INPUTS, name);
         if (dims.size() > ATTN_MAX_RANK) throw Error(ATTN_ARGUMENT, name + " has too many axes");
         attn_value value{};
-        value.dtype = dtype;
+        value.name = name.c_str();
+        value.dtype = dtype<T>();
         value.rank = static_cast<std::int32_t>(dims.size());
         for (std::size_t axis = 0; axis < dims.size(); axis++) value.dims[axis] = dims[axis];
         value.data = data;
         value.bytes = static_cast<std::int64_t>(size * sizeof(T));
-        check(attn_set_input(*handle_, at, &value));
+        check(attn_set_input(*handle_, &value));
     }
     template <typename T>
     void set_input(const std::string& name, const Dims& dims, std::vector<T>& data) {
         set_input(name, dims, data.data(), data.size());
     }
+    // Sets an input to the rows of a .npy file, again from the first until there are `rows`.
+    void load_input(const std::string& name, const std::string& path, std::int64_t rows) {
+        check(attn_load_input(*handle_, name.c_str(), path.c_str(), rows));
+    }
+    // Writes an output of the last run to a .npy file.
+    void save_output(const std::string& name, const std::string& path) const {
+        check(attn_save_output(*handle_, name.c_str(), path.c_str()));
+    }
     // Returns an output of the last run, in place.
     template <typename T>
     Array<T> output(const std::string& name) const {
         attn_value value{};
-        check(attn_output(*handle_, find<T>(ATTN_OUTPUTS, name).first, &value));
+        check(attn_output(*handle_, name.c_str(), dtype<T>(), &value));
         const auto size = static_cast<std::size_t>(value.bytes) / sizeof(T);
         return {Dims(value.dims, value.dims + value.rank), static_cast<const T*>(value.data), size};
     }
@@ -120,7 +122,7 @@ public:
     Session fork(const Dims& rows) const {
         Handle made;
         check(attn_fork(*handle_, rows.data(), static_cast<std::int64_t>(rows.size()), made.to()));
-        return {std::move(made), ends_};
+        return Session(std::move(made));
     }
     // Begins a text of at most `count` tokens after token ids.
     void start(const Dims& ids, std::int64_t count) {
@@ -134,20 +136,7 @@ public:
         return token;
     }
 private:
-    // Returns the index and the type of a value that may have elements of type T.
-    template <typename T>
-    std::pair<std::int64_t, int> find(int kind, const std::string& name) const {
-        if (ends_ == nullptr) throw Error(ATTN_HANDLE, "this session was moved");
-        std::int64_t at = 0;
-        for (const attn_value& value : (*ends_)[kind]) {
-            if (name == value.name && holds<T>(value.dtype)) return {at, value.dtype};
-            if (name == value.name) throw Error(ATTN_ARGUMENT, name + " has another type");
-            at++;
-        }
-        throw Error(ATTN_ARGUMENT, "there is no " + name);
-    }
     Handle handle_;
-    std::shared_ptr<const Ends> ends_;
 };
 
 // An open bundle. It may be destroyed before its sessions, which then still work.
@@ -156,23 +145,12 @@ public:
     // Opens a folder. `ort`: the path of ONNX Runtime's library; "": where the system finds it.
     explicit Bundle(const std::string& folder, const std::string& ort = "", int threads = 0,
                     bool spin = false) {
-        if (attn_abi_version() != ATTN_ABI_VERSION) {
-            const std::string version = std::to_string(ATTN_ABI_VERSION);
-            throw Error(ATTN_VERSION, "the library is not of version " + version);
-        }
         const char* path = ort.empty() ? nullptr : ort.c_str();
         check(attn_open(ATTN_ABI_VERSION, folder.c_str(), path, threads, spin, handle_.to()));
-        Ends ends;
-        for (const int kind : {ATTN_INPUTS, ATTN_OUTPUTS}) {
-            ends[kind].resize(static_cast<std::size_t>(get(kind)));
-            std::int64_t index = 0;
-            for (attn_value& value : ends[kind]) check(attn_describe(*handle_, kind, index++, &value));
-        }
-        ends_ = std::make_shared<const Ends>(std::move(ends));
     }
     // What attn_describe() tells: names, types, and fixed sizes or -1 where an axis has a name.
-    const std::vector<attn_value>& inputs() const { return (*ends_)[ATTN_INPUTS]; }
-    const std::vector<attn_value>& outputs() const { return (*ends_)[ATTN_OUTPUTS]; }
+    std::vector<attn_value> inputs() const { return values(ATTN_INPUTS); }
+    std::vector<attn_value> outputs() const { return values(ATTN_OUTPUTS); }
     std::int64_t get(int what) const { return handle_.get(what); }
     std::string name() const { return text(ATTN_NAME); }
     std::string runtime_version() const { return text(ATTN_RUNTIME_VERSION); }
@@ -201,15 +179,20 @@ public:
     Session session() const {
         Handle made;
         check(attn_session(*handle_, made.to()));
-        return {std::move(made), ends_};
+        return Session(std::move(made));
     }
 private:
+    std::vector<attn_value> values(int kind) const {
+        std::vector<attn_value> found(static_cast<std::size_t>(get(kind)));
+        std::int64_t index = 0;
+        for (attn_value& value : found) check(attn_describe(*handle_, kind, index++, &value));
+        return found;
+    }
     std::string text(int what) const {
         const char* found = attn_text(*handle_, what);
         return found != nullptr ? found : "";
     }
     Handle handle_;
-    std::shared_ptr<const Ends> ends_;
 };
 
 }  // namespace attn

@@ -1,18 +1,12 @@
 using System;
 using System.Diagnostics;
 using System.Globalization;
-using System.IO;
 using System.Linq;
-using System.Text;
-using System.Text.RegularExpressions;
 
 /// <summary>Tests the bundle, runs it on an array of your own, decodes, generates, and embeds.</summary>
 internal static class Attn
 {
     private const string Usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,...";
-    // By the number that ONNX has for it.
-    private static readonly string[] Types = { "", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "b1", "f2", "f8", "u4", "u8", "", "", "u2" };
-    private static readonly Encoding Latin1 = Encoding.GetEncoding("iso-8859-1");
 
     private static Bundle Open(string folder, bool spin) =>
         new Bundle(folder, Environment.GetEnvironmentVariable("ORT_DYLIB_PATH"), 0, spin);
@@ -37,30 +31,15 @@ internal static class Attn
     /// <summary>Runs the bundle on the rows of a file, which are repeated until there are so many as the batch.</summary>
     private static bool Run(string path, long batch, string output)
     {
-        byte[] file = File.ReadAllBytes(path);
-        int end = file.Length < 10 || file[6] != 1 ? 0 : Math.Min(10 + file[8] + 256 * file[9], file.Length);
-        var header = Regex.Match(Latin1.GetString(file, 0, end), @"'descr': *'[<|](\w+)', *'fortran_order': *False, *'shape': *\(([\d, ]*)\)");
-        if (!header.Success) throw new IOException(path + " is no .npy of numbers in C order");
-        long[] dims = header.Groups[2].Value.Split(new[] { ',', ' ' }, StringSplitOptions.RemoveEmptyEntries).Select(Number).ToArray();
         using (var bundle = Open("bundle", false))
         using (var session = bundle.NewSession())
         {
-            var input = bundle.Values(Fact.Inputs)[0];
-            if (Array.IndexOf(Types, header.Groups[1].Value) != input.DType || dims.Length == 0 || dims[0] < 1 || batch < 1 || batch > 1 << 20)
-                throw new IOException($"{path} is not {input.Name} of type {input.DType}, or the batch not from 1");
-            long size = file.Length - end;
-            if (size % dims[0] != 0) throw new IOException($"{path} has {size} bytes, which are not those of its sizes");
-            var elements = new byte[size / dims[0] * batch];
-            for (long at = 0; at < elements.Length; at++) elements[at] = file[end + at % size];
-            dims[0] = batch;
-            session.SetInput(input.Name, dims, elements);
+            string name = bundle.Values(Fact.Outputs)[0].Name;
+            session.LoadInput(bundle.Values(Fact.Inputs)[0].Name, path, batch);
             session.Prefill();
-            var first = bundle.Values(Fact.Outputs)[0];
-            byte[] values = session.Output<byte>(first.Name, out long[] sizes);
-            string kind = Types[first.DType], order = kind.EndsWith("1") ? "|" : "<";
-            string text = $"{{'descr': '{order}{kind}', 'fortran_order': False, 'shape': ({string.Join(", ", sizes)},), }}".PadRight(117) + "\n";
-            File.WriteAllBytes(output, Latin1.GetBytes("\u0093NUMPY\u0001\0v\0" + text).Concat(values).ToArray());
-            Console.WriteLine($"{output}: {first.Name} [{string.Join(", ", sizes)}]");
+            session.SaveOutput(name, output);
+            session.Output<byte>(name, out long[] sizes);
+            Console.WriteLine($"{output}: {name} [{string.Join(", ", sizes)}]");
         }
         return true;
     }
@@ -150,7 +129,7 @@ internal static class Attn
         {
             return Choose(words) ? 0 : 1;
         }
-        catch (Exception error) when (error is AttnException || error is IOException || error is ArgumentException)
+        catch (Exception error) when (error is AttnException || error is ArgumentException)
         {
             Console.Error.WriteLine(error.Message);
             return 2;

@@ -23,7 +23,7 @@ public sealed class Value
 /// <summary>The C library in library/; attn_export.h is its reference.</summary>
 internal static class Native
 {
-    public const int Version = 1, End = 1, Argument = 2, Mismatch = 8, WrongVersion = 9;
+    public const int Version = 2, End = 1, Argument = 2, Mismatch = 8;
     private const string Library = "attn_export";
 
     [StructLayout(LayoutKind.Sequential)]
@@ -37,18 +37,19 @@ internal static class Native
         public long Bytes;
     }
 
-    [DllImport(Library)] public static extern uint attn_abi_version();
     [DllImport(Library)] public static extern IntPtr attn_last_error();
-    [DllImport(Library)] public static extern int attn_open(uint abi, byte[] folder, byte[] ort, int threads, int spin, out ulong bundle);
+    [DllImport(Library)] public static extern int attn_open(uint abi, string folder, string ort, int threads, int spin, out ulong bundle);
     [DllImport(Library)] public static extern int attn_close(ulong handle);
     [DllImport(Library)] public static extern int attn_get(ulong handle, int what, out long value);
     [DllImport(Library)] public static extern IntPtr attn_text(ulong bundle, int what);
     [DllImport(Library)] public static extern int attn_describe(ulong bundle, int kind, long index, out Raw value);
     [DllImport(Library)] public static extern int attn_test_case(ulong bundle, long index, [Out] byte[] line, long size);
     [DllImport(Library)] public static extern int attn_session(ulong bundle, out ulong session);
-    [DllImport(Library)] public static extern int attn_set_input(ulong session, long index, ref Raw value);
+    [DllImport(Library)] public static extern int attn_set_input(ulong session, ref Raw value);
+    [DllImport(Library)] public static extern int attn_load_input(ulong session, string name, string path, long rows);
     [DllImport(Library)] public static extern int attn_run(ulong session);
-    [DllImport(Library)] public static extern int attn_output(ulong session, long index, out Raw value);
+    [DllImport(Library)] public static extern int attn_output(ulong session, string name, int dtype, out Raw value);
+    [DllImport(Library)] public static extern int attn_save_output(ulong session, string name, string path);
     [DllImport(Library)] public static extern int attn_prefill(ulong session, long capacity, long[] lengths, long count);
     [DllImport(Library)] public static extern int attn_step(ulong session);
     [DllImport(Library)] public static extern int attn_rewind(ulong session, long tokens);
@@ -58,16 +59,8 @@ internal static class Native
     [DllImport(Library)] public static extern int attn_embed(ulong bundle, long[] ids, long[] types, long total, long[] lengths, long count, [Out] float[] vectors, long size);
 
     public static void Check(int code) { if (code != 0) throw new AttnException(code, Text(attn_last_error())); }
-
-    public static string Text(IntPtr of)
-    {
-        var bytes = new List<byte>();
-        for (int at = 0; of != IntPtr.Zero && Marshal.ReadByte(of, at) != 0; at++) bytes.Add(Marshal.ReadByte(of, at));
-        return Encoding.UTF8.GetString(bytes.ToArray());
-    }
-
-    public static byte[] Utf8(string of) => of == null ? null : Encoding.UTF8.GetBytes(of + "\0");
-
+    // Strings of C are UTF-8, as everywhere but on Windows.
+    public static string Text(IntPtr of) => Marshal.PtrToStringAnsi(of) ?? "";
     public static long Get(ulong handle, Fact what) { Check(attn_get(handle, (int)what, out long value)); return value; }
 }
 
@@ -77,11 +70,8 @@ public sealed class Bundle : IDisposable
     private readonly ulong handle;
 
     /// <summary>Opens a folder. ort: the path of ONNX Runtime's library; null: where the system finds it.</summary>
-    public Bundle(string folder, string ort = null, int threads = 0, bool spin = false)
-    {
-        if (Native.attn_abi_version() != Native.Version) throw new AttnException(Native.WrongVersion, "the library is not of version " + Native.Version);
-        Native.Check(Native.attn_open(Native.Version, Native.Utf8(folder), Native.Utf8(ort), threads, spin ? 1 : 0, out handle));
-    }
+    public Bundle(string folder, string ort = null, int threads = 0, bool spin = false) =>
+        Native.Check(Native.attn_open(Native.Version, folder, ort, threads, spin ? 1 : 0, out handle));
 
     public long Get(Fact what) => Native.Get(handle, what);
     public string Name => Native.Text(Native.attn_text(handle, 0));
@@ -94,10 +84,8 @@ public sealed class Bundle : IDisposable
         for (int at = 0; at < values.Length; at++)
         {
             Native.Check(Native.attn_describe(handle, (int)kind, at, out var raw));
-            Array.Resize(ref raw.Dims, raw.Rank);
-            Array.Resize(ref raw.Axes, raw.Rank);
             values[at] = new Value { Name = Native.Text(raw.Name), DType = raw.DType, ElementBytes = raw.ElementBytes, Needed = raw.Needed != 0,
-                                     Dims = raw.Dims, Axes = Array.ConvertAll(raw.Axes, Native.Text) };
+                                     Dims = raw.Dims.Take(raw.Rank).ToArray(), Axes = raw.Axes.Take(raw.Rank).Select(Native.Text).ToArray() };
         }
         return values;
     }
@@ -126,7 +114,7 @@ public sealed class Bundle : IDisposable
     public Session NewSession()
     {
         Native.Check(Native.attn_session(handle, out ulong made));
-        return new Session(made, Values(Fact.Inputs), Values(Fact.Outputs));
+        return new Session(made);
     }
 
     /// <summary>Closes the bundle; its sessions still work.</summary>
@@ -137,37 +125,34 @@ public sealed class Bundle : IDisposable
 public sealed class Session : IDisposable
 {
     private readonly ulong handle;
-    private readonly Value[] inputs, outputs;
-    private readonly GCHandle[] arrays; // what the library points to, pinned
+    private readonly Dictionary<string, GCHandle> arrays = new Dictionary<string, GCHandle>(); // what the library points to, pinned
 
-    internal Session(ulong handle, Value[] inputs, Value[] outputs)
-    {
-        this.handle = handle;
-        this.inputs = inputs;
-        this.outputs = outputs;
-        arrays = new GCHandle[inputs.Length];
-    }
+    internal Session(ulong handle) { this.handle = handle; }
 
-    private static int Find(Value[] values, string name)
-    {
-        int at = Array.FindIndex(values, value => value.Name == name);
-        return at >= 0 ? at : throw new AttnException(Native.Argument, "there is no " + name);
-    }
+    // By what ONNX calls a type; float16 and bfloat16 are ushort, and the bytes of any type byte.
+    private static readonly Type[] Types = { null, typeof(float), typeof(byte), typeof(sbyte), typeof(ushort), typeof(short), typeof(int), typeof(long),
+                                             null, typeof(bool), null, typeof(double), typeof(uint), typeof(ulong) };
 
     /// <summary>Sets an input. The array is not copied: what is written into it is read at each run.</summary>
     public void SetInput<T>(string name, long[] dims, T[] elements) where T : struct
     {
-        int at = Find(inputs, name);
         var pinned = GCHandle.Alloc(elements, GCHandleType.Pinned);
-        var raw = new Native.Raw { DType = inputs[at].DType, Rank = dims.Length, Dims = new long[8], Axes = new IntPtr[8],
-                                   Data = pinned.AddrOfPinnedObject(), Bytes = Buffer.ByteLength(elements) };
+        var raw = new Native.Raw { Name = Marshal.StringToHGlobalAnsi(name), DType = Array.IndexOf(Types, typeof(T)), Rank = dims.Length, Dims = new long[8],
+                                   Axes = new IntPtr[8], Data = pinned.AddrOfPinnedObject(), Bytes = Buffer.ByteLength(elements) };
         Array.Copy(dims, raw.Dims, Math.Min(dims.Length, 8));
-        int code = Native.attn_set_input(handle, at, ref raw);
-        var old = code == 0 ? arrays[at] : pinned;
-        if (code == 0) arrays[at] = pinned;
-        if (old.IsAllocated) old.Free();
+        int code = Native.attn_set_input(handle, ref raw);
+        Marshal.FreeHGlobal(raw.Name);
+        if (code != 0) pinned.Free();
         Native.Check(code);
+        if (arrays.TryGetValue(name, out var old)) old.Free();
+        arrays[name] = pinned;
     }
+
+    /// <summary>Sets an input to the rows of a .npy file, again from the first until there are so many.</summary>
+    public void LoadInput(string name, string path, long rows) => Native.Check(Native.attn_load_input(handle, name, path, rows));
+
+    /// <summary>Writes an output of the last run to a .npy file.</summary>
+    public void SaveOutput(string name, string path) => Native.Check(Native.attn_save_output(handle, name, path));
 
     public long Get(Fact what) => Native.Get(handle, what);
     public void Run() => Native.Check(Native.attn_run(handle));
@@ -181,15 +166,14 @@ public sealed class Session : IDisposable
     public Session Fork(params long[] rows)
     {
         Native.Check(Native.attn_fork(handle, rows, rows.Length, out ulong made));
-        return new Session(made, inputs, outputs);
+        return new Session(made);
     }
 
     /// <summary>Returns a copy of an output of the last run, and its sizes.</summary>
     public T[] Output<T>(string name, out long[] dims) where T : struct
     {
-        Native.Check(Native.attn_output(handle, Find(outputs, name), out var raw));
-        dims = raw.Dims;
-        Array.Resize(ref dims, raw.Rank);
+        Native.Check(Native.attn_output(handle, name, Array.IndexOf(Types, typeof(T)), out var raw));
+        dims = raw.Dims.Take(raw.Rank).ToArray();
         var bytes = new byte[raw.Bytes];
         if (raw.Bytes > 0) Marshal.Copy(raw.Data, bytes, 0, bytes.Length);
         var elements = new T[raw.Bytes / Marshal.SizeOf<T>()];
@@ -211,6 +195,6 @@ public sealed class Session : IDisposable
     public void Dispose()
     {
         Native.Check(Native.attn_close(handle));
-        foreach (var pinned in arrays) if (pinned.IsAllocated) pinned.Free();
+        foreach (var pinned in arrays.Values) pinned.Free();
     }
 }

@@ -2,10 +2,8 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -14,9 +12,6 @@ import (
 )
 
 const usage = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,..."
-
-var types = map[string]int{"f4": 1, "u1": 2, "i1": 3, "u2": 4, "i2": 5, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11, "u4": 12}
-var header = regexp.MustCompile(`'descr': *'[<|](\w+)', *'fortran_order': *False, *'shape': *\(([\d, ]*)\)`)
 
 func open(folder string, spin bool) *attn.Bundle {
 	return must(attn.Open(folder, os.Getenv("ORT_DYLIB_PATH"), 0, spin))
@@ -56,65 +51,17 @@ func selfTest(folder string) bool {
 	return good == count
 }
 
-// readNpy reads an array: its type as in ONNX, its sizes, and its bytes.
-func readNpy(path string) (int, []int64, []byte) {
-	file := must(os.ReadFile(path))
-	found, end := []string(nil), 0
-	if bytes.HasPrefix(file, []byte("\x93NUMPY\x01")) && len(file) >= 10 {
-		end = 10 + int(file[8]) + 256*int(file[9])
-	}
-	if end > 0 && end <= len(file) {
-		found = header.FindStringSubmatch(string(file[10:end]))
-	}
-	if found == nil || types[found[1]] == 0 {
-		check(fmt.Errorf("%s is no .npy of numbers in C order", path))
-	}
-	dims := []int64{}
-	for _, size := range strings.FieldsFunc(found[2], func(r rune) bool { return r == ',' || r == ' ' }) {
-		dims = append(dims, number(size))
-	}
-	return types[found[1]], dims, file[end:]
-}
-
-func writeNpy(path string, dtype int, dims []int64, data []byte) {
-	kind, sizes := "<u2", ""
-	for name, code := range types {
-		if code == dtype {
-			kind = map[bool]string{true: "|", false: "<"}[strings.HasSuffix(name, "1")] + name
-		}
-	}
-	for _, size := range dims {
-		sizes += fmt.Sprintf("%d,", size)
-	}
-	text := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", kind, sizes)
-	file := append([]byte("\x93NUMPY\x01\x00\x76\x00"), fmt.Sprintf("%-117s\n", text)...)
-	check(os.WriteFile(path, append(file, data...), 0o644))
-}
-
 // run runs the bundle on the rows of a file, which are repeated until there are so many as the batch.
 func run(path string, batch int64, out string) {
 	bundle := open("bundle", false)
-	dtype, dims, data := readNpy(path)
 	session := must(bundle.Session())
-	inputs := must(bundle.Values(attn.Inputs))
-	if dtype != inputs[0].DType || len(dims) == 0 || dims[0] < 1 || batch < 1 {
-		check(fmt.Errorf("%s is not %s of type %d, or the batch not from 1", path, inputs[0].Name, inputs[0].DType))
-	}
-	rows := dims[0]
-	dims[0] = batch
-	elements := must(attn.SetInput[byte](session, inputs[0].Name, dims))
-	if int64(len(data))*batch != int64(len(elements))*rows || len(data) == 0 {
-		check(fmt.Errorf("%s has %d bytes, which are not those of its sizes", path, len(data)))
-	}
-	for at := range elements {
-		elements[at] = data[at%len(data)]
-	}
+	check(session.LoadInput(must(bundle.Values(attn.Inputs))[0].Name, path, batch))
 	check(session.Prefill(0, nil))
-	first := must(bundle.Values(attn.Outputs))[0]
-	sizes, values, err := attn.Output[byte](session, first.Name)
+	name := must(bundle.Values(attn.Outputs))[0].Name
+	check(session.SaveOutput(name, out))
+	dims, _, err := attn.Output[byte](session, name)
 	check(err)
-	writeNpy(out, first.DType, sizes, values)
-	fmt.Printf("%s: %s %v\n", out, first.Name, sizes)
+	fmt.Println(out+":", name, dims)
 }
 
 // setZeros sets the inputs that a session does not make to zeros, for some tokens.

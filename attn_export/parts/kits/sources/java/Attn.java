@@ -1,23 +1,9 @@
-import java.io.IOException;
-import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
-import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.Iterator;
-import java.util.List;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
 
 /** Tests the bundle, runs it on an array of your own, decodes, generates, and embeds. */
 public final class Attn {
     private static final String USAGE =
         "usage: Attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,...";
-    private static final List<String> TYPES = // by the number that ONNX has for it
-        Arrays.asList("", "f4", "u1", "i1", "u2", "i2", "i4", "i8", "", "b1", "f2", "f8", "u4", "u8", "", "", "u2");
-    private static final Pattern HEADER = Pattern.compile(
-        "'descr': *'[<|](\\w+)', *'fortran_order': *False, *'shape': *\\(([\\d, ]*)\\)");
 
     private static AttnExport open(String folder, boolean spin) {
         return new AttnExport(folder, System.getenv("ORT_DYLIB_PATH"), 0, spin);
@@ -45,33 +31,13 @@ public final class Attn {
     }
 
     /** Runs the bundle on the rows of a file, which are repeated until there are so many as the batch. */
-    private static boolean run(String path, long batch, String out) throws IOException {
-        byte[] file = Files.readAllBytes(Path.of(path));
-        int end = file.length < 10 || file[6] != 1 ? 0 : 10 + (file[8] & 255) + 256 * (file[9] & 255);
-        Matcher header = HEADER.matcher(new String(file, 0, Math.min(end, file.length), StandardCharsets.ISO_8859_1));
-        if (!header.find()) throw new IOException(path + " is no .npy of numbers in C order");
-        long[] dims = Arrays.stream(header.group(2).split("[, ]+")).filter(size -> !size.isEmpty()).mapToLong(Attn::number).toArray();
+    private static boolean run(String path, long batch, String out) {
         try (AttnExport bundle = open("bundle", false); AttnExport.Session session = bundle.session()) {
-            AttnExport.Value input = bundle.values(AttnExport.INPUTS)[0];
-            if (TYPES.indexOf(header.group(1)) != input.dtype || dims.length == 0 || dims[0] < 1 || batch < 1) {
-                throw new IOException(path + " is not " + input.name + " of type " + input.dtype + ", or the batch not from 1");
-            }
-            long rows = dims[0], size = file.length - end;
-            dims[0] = batch;
-            ByteBuffer elements = session.setInput(input.name, dims);
-            if (size == 0 || size * batch != elements.capacity() * rows) throw new IOException(path + " has bytes that are not those of its sizes");
-            for (int at = 0; at < elements.capacity(); at++) elements.put(at, file[end + (int) (at % size)]);
+            String name = bundle.values(AttnExport.OUTPUTS)[0].name;
+            session.loadInput(bundle.values(AttnExport.INPUTS)[0].name, path, batch);
             session.prefill(0);
-            AttnExport.Value first = bundle.values(AttnExport.OUTPUTS)[0];
-            String sizes = Arrays.toString(session.dims(first.name)), kind = TYPES.get(first.dtype);
-            String text = String.format("{'descr': '%s%s', 'fortran_order': False, 'shape': (%s,), }",
-                kind.endsWith("1") ? "|" : "<", kind, sizes.substring(1, sizes.length() - 1));
-            byte[] output = session.output(first.name).array();
-            ByteBuffer npy = ByteBuffer.allocate(128 + output.length).order(ByteOrder.LITTLE_ENDIAN);
-            npy.put("\u0093NUMPY\u0001\0v\0".getBytes(StandardCharsets.ISO_8859_1));
-            npy.put(String.format("%-117s\n", text).getBytes(StandardCharsets.ISO_8859_1)).put(output);
-            Files.write(Path.of(out), npy.array());
-            System.out.println(out + ": " + first.name + " " + sizes);
+            session.saveOutput(name, out);
+            System.out.println(out + ": " + name + " " + Arrays.toString(session.dims(name)));
         }
         return true;
     }
@@ -127,8 +93,9 @@ public final class Attn {
     private static boolean generate(String ids, long count) {
         try (AttnExport bundle = open("bundle", true); AttnExport.Session session = bundle.session()) {
             String between = "";
-            for (Iterator<Long> tokens = session.generate(numbers(ids), count); tokens.hasNext(); between = " ") {
-                System.out.print(between + tokens.next());
+            session.start(numbers(ids), count);
+            for (long token = session.next(); token >= 0; token = session.next(), between = " ") {
+                System.out.print(between + token);
             }
             System.out.println();
         }
@@ -147,7 +114,7 @@ public final class Attn {
                 default -> throw new IllegalArgumentException(USAGE);
             };
             System.exit(good ? 0 : 1);
-        } catch (AttnExport.AttnException | IllegalArgumentException | IOException error) {
+        } catch (AttnExport.AttnException | IllegalArgumentException error) {
             System.err.println(error.getMessage());
             System.exit(2);
         }

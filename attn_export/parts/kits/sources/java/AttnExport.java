@@ -6,13 +6,13 @@ import com.sun.jna.ptr.LongByReference;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.util.Arrays;
-import java.util.Iterator;
-import java.util.NoSuchElementException;
+import java.util.HashMap;
+import java.util.Map;
 
 /** A bundle in ONNX Runtime, through the C library in library/; attn_export.h is its reference. */
 public final class AttnExport implements AutoCloseable {
     public static final int INPUTS = 0, OUTPUTS = 1, CASES = 2, CACHE = 3, VOCABULARY = 4, MOST_TOKENS = 5, WIDTH = 6, HELD = 16, COPIED = 17;
-    private static final int VERSION = 1, END = 1, ARGUMENT = 2, MISMATCH = 8, WRONG_VERSION = 9;
+    private static final int VERSION = 2, END = 1, ARGUMENT = 2, MISMATCH = 8;
 
     static {
         // -Dattn.library=FOLDER: where the library is, if not where CMake builds it.
@@ -20,7 +20,6 @@ public final class AttnExport implements AutoCloseable {
         Native.register(AttnExport.class, "attn_export");
     }
 
-    private static native int attn_abi_version();
     private static native String attn_last_error();
     private static native int attn_open(int abi, String folder, String ort, int threads, int spin, LongByReference bundle);
     private static native int attn_close(long handle);
@@ -29,9 +28,11 @@ public final class AttnExport implements AutoCloseable {
     private static native int attn_describe(long bundle, int kind, long index, Value value);
     private static native int attn_test_case(long bundle, long index, byte[] line, long size);
     private static native int attn_session(long bundle, LongByReference session);
-    private static native int attn_set_input(long session, long index, Value value);
+    private static native int attn_set_input(long session, Value value);
+    private static native int attn_load_input(long session, String name, String path, long rows);
     private static native int attn_run(long session);
-    private static native int attn_output(long session, long index, Value value);
+    private static native int attn_output(long session, String name, int dtype, Value value);
+    private static native int attn_save_output(long session, String name, String path);
     private static native int attn_prefill(long session, long capacity, long[] lengths, long count);
     private static native int attn_step(long session);
     private static native int attn_rewind(long session, long tokens);
@@ -44,10 +45,7 @@ public final class AttnExport implements AutoCloseable {
     public static final class AttnException extends RuntimeException {
         public final int code;
 
-        AttnException(int code, String text) {
-            super(text);
-            this.code = code;
-        }
+        AttnException(int code, String text) { super(text); this.code = code; }
     }
 
     private static void check(int code) {
@@ -77,7 +75,6 @@ public final class AttnExport implements AutoCloseable {
 
     /** Opens a folder. ort: the path of ONNX Runtime's library; null: where the system finds it. */
     public AttnExport(String folder, String ort, int threads, boolean spin) {
-        if (attn_abi_version() != VERSION) throw new AttnException(WRONG_VERSION, "the library is not of version " + VERSION);
         LongByReference made = new LongByReference();
         check(attn_open(VERSION, folder, ort, threads, spin ? 1 : 0, made));
         handle = made.getValue();
@@ -122,7 +119,7 @@ public final class AttnExport implements AutoCloseable {
     public Session session() {
         LongByReference made = new LongByReference();
         check(attn_session(handle, made));
-        return new Session(made.getValue(), values(INPUTS), values(OUTPUTS));
+        return new Session(made.getValue());
     }
 
     /** Closes the bundle; its sessions still work. */
@@ -132,89 +129,69 @@ public final class AttnExport implements AutoCloseable {
     /** Inputs, outputs, and the caches in between. One thread at a time uses it. */
     public static final class Session implements AutoCloseable {
         private final long handle;
-        private final Value[] inputs, outputs;
-        private final ByteBuffer[] arrays; // what the library points to
+        private final Map<String, ByteBuffer> arrays = new HashMap<>(); // what the library points to
 
-        private Session(long handle, Value[] inputs, Value[] outputs) {
-            this.handle = handle;
-            this.inputs = inputs;
-            this.outputs = outputs;
-            arrays = new ByteBuffer[inputs.length];
-        }
-
-        private static int find(Value[] values, String name) {
-            for (int at = 0; at < values.length; at++) if (values[at].name.equals(name)) return at;
-            throw new AttnException(ARGUMENT, "there is no " + name);
-        }
+        private Session(long handle) { this.handle = handle; }
 
         /** Makes an input of zeros. What is written into the buffer is read at each run. */
         public ByteBuffer setInput(String name, long... dims) {
-            int at = find(inputs, name);
             Value value = new Value();
-            long bytes = inputs[at].elementBytes;
-            for (long dim : dims) bytes = dim < 0 || (dim > 0 && bytes > Integer.MAX_VALUE / dim) ? -1 : bytes * dim;
-            if (dims.length > 8 || bytes < 0) throw new AttnException(ARGUMENT, name + " cannot have these sizes");
-            ByteBuffer array = ByteBuffer.allocateDirect((int) bytes).order(ByteOrder.nativeOrder());
-            value.dtype = inputs[at].dtype;
+            value.name = name;
             value.rank = dims.length;
-            System.arraycopy(dims, 0, value.dims, 0, dims.length);
+            System.arraycopy(dims, 0, value.dims, 0, Math.min(dims.length, 8));
+            check(attn_set_input(handle, value)); // checks the sizes, and tells the bytes
+            ByteBuffer array = ByteBuffer.allocateDirect(Math.toIntExact(value.bytes)).order(ByteOrder.nativeOrder());
             value.data = Native.getDirectBufferPointer(array);
-            value.bytes = bytes;
-            check(attn_set_input(handle, at, value));
-            return arrays[at] = array;
+            check(attn_set_input(handle, value));
+            arrays.put(name, array);
+            return array;
         }
 
-        public long get(int what) { return AttnExport.get(handle, what); }
+        /** Sets an input to the rows of a .npy file, again from the first until there are so many. */
+        public void loadInput(String name, String path, long rows) { check(attn_load_input(handle, name, path, rows)); }
 
+        /** Writes an output of the last run to a .npy file. */
+        public void saveOutput(String name, String path) { check(attn_save_output(handle, name, path)); }
+
+        public long get(int what) { return AttnExport.get(handle, what); }
         public void run() { check(attn_run(handle)); }
+        public void step() { check(attn_step(handle)); }
+        public void rewind(long tokens) { check(attn_rewind(handle, tokens)); }
 
         /** lengths: of each row its tokens without the padding on the right; none: all. */
         public void prefill(long capacity, long... lengths) { check(attn_prefill(handle, capacity, lengths.length == 0 ? null : lengths, lengths.length)); }
 
-        public void step() { check(attn_step(handle)); }
-
-        public void rewind(long tokens) { check(attn_rewind(handle, tokens)); }
-
         public Session fork(long... rows) {
             LongByReference made = new LongByReference();
             check(attn_fork(handle, rows, rows.length, made));
-            return new Session(made.getValue(), inputs, outputs);
+            return new Session(made.getValue());
         }
 
         /** Returns the sizes of an output of the last run. */
         public long[] dims(String name) {
             Value value = new Value();
-            check(attn_output(handle, find(outputs, name), value));
+            check(attn_output(handle, name, 0, value));
             return Arrays.copyOf(value.dims, value.rank);
         }
 
         /** Returns a copy of an output of the last run, which stays when the session goes on. */
         public ByteBuffer output(String name) {
             Value value = new Value();
-            check(attn_output(handle, find(outputs, name), value));
+            check(attn_output(handle, name, 0, value));
             byte[] copy = value.bytes == 0 ? new byte[0] : value.data.getByteArray(0, Math.toIntExact(value.bytes));
             return ByteBuffer.wrap(copy).order(ByteOrder.nativeOrder());
         }
 
-        /** Continues a text of token ids by at most count tokens. */
-        public Iterator<Long> generate(long[] ids, long count) {
-            check(attn_start(handle, ids, ids.length, count));
+        /** Begins a text of at most count tokens after token ids. */
+        public void start(long[] ids, long count) { check(attn_start(handle, ids, ids.length, count)); }
+
+        /** Makes the next token; returns -1 after the one that ends the text. */
+        public long next() {
             LongByReference token = new LongByReference();
-            return new Iterator<Long>() {
-                private int code = -1; // of the token that hasNext() made
-
-                public boolean hasNext() {
-                    if (code == -1) code = attn_next(handle, token);
-                    if (code != 0 && code != END) check(code);
-                    return code == 0;
-                }
-
-                public Long next() {
-                    if (!hasNext()) throw new NoSuchElementException();
-                    code = -1;
-                    return token.getValue();
-                }
-            };
+            int code = attn_next(handle, token);
+            if (code == END) return -1;
+            check(code);
+            return token.getValue();
         }
 
         @Override

@@ -7,8 +7,8 @@
 #include "bundle_check.h"
 #include "cases.h"
 #include "embed_texts.h"
+#include "npy.h"
 #include "ort_library.h"
-#include "session.h"
 
 /* -- errors ------------------------------------------------------------------------------ */
 
@@ -16,14 +16,7 @@ static _Thread_local Error last;
 
 const char *attn_last_error(void) { return last.text; }
 
-static int refused(int code, bool failed) {
-    (void)failed;
-    return code;
-}
-
 #define REFUSE(code, ...) refused(code, fail(&last, __VA_ARGS__))
-
-uint32_t attn_abi_version(void) { return ATTN_ABI_VERSION; }
 
 /* -- handles ----------------------------------------------------------------------------- */
 
@@ -146,14 +139,10 @@ int attn_close(attn_handle handle) {
 static int open_bundle(Opened *bundle, const char *folder, ModelOptions options, Error *error) {
     size_t length = strlen(folder);
     if (length == 0 || length > 2048) {
-        fail(error, "the path of the bundle has %zu bytes, expected 1 to 2048", length);
-        return ATTN_ARGUMENT;
+        return FAIL(ATTN_ARGUMENT, "the path of the bundle has %zu bytes, expected 1 to 2048", length);
     }
     bundle->folder = malloc(length + 1);
-    if (bundle->folder == NULL) {
-        fail(error, "out of memory");
-        return ATTN_MEMORY;
-    }
+    if (bundle->folder == NULL) return FAIL(ATTN_MEMORY, "out of memory");
     memcpy(bundle->folder, folder, length + 1);
     if (!bundle_files(folder, error)) return ATTN_BUNDLE;
     return graphs_open(folder, options, &bundle->graphs, error) ? ATTN_OK : ATTN_RUNTIME;
@@ -169,7 +158,8 @@ int attn_open(uint32_t abi, const char *folder, const char *onnxruntime, int32_t
     if (threads < 0 || threads > 1024) {
         return REFUSE(ATTN_ARGUMENT, "threads are %d, expected 0 to 1024", (int)threads);
     }
-    if (!ort_load(onnxruntime, &last)) return ATTN_RUNTIME;
+    bool named = onnxruntime != NULL && onnxruntime[0] != '\0';
+    if (!ort_load(named ? onnxruntime : NULL, &last)) return ATTN_RUNTIME;
     Opened *made = calloc(1, sizeof *made);
     if (made == NULL) return REFUSE(ATTN_MEMORY, "out of memory");
     made->owners = 1;
@@ -192,7 +182,7 @@ static int get_of_bundle(int32_t what, int64_t *value, Error *error) {
         case ATTN_WIDTH: *value = BUNDLE.of_texts.width; return ATTN_OK;
         case ATTN_ENCODER_INPUTS: *value = (int64_t)BUNDLE.encoder_input_count; return ATTN_OK;
         case ATTN_FIRST: *value = BUNDLE.encoder != NULL ? BUNDLE.ids.first : -1; return ATTN_OK;
-        default: fail(error, "a bundle does not tell %d", (int)what); return ATTN_ARGUMENT;
+        default: return FAIL(ATTN_ARGUMENT, "a bundle does not tell %d", (int)what);
     }
 }
 
@@ -227,8 +217,7 @@ static int describe(int32_t kind, int64_t index, attn_value *value, Error *error
                               : encoder ? BUNDLE.encoder_input_count
                                         : BUNDLE.output_count);
     if ((!input && !encoder && kind != ATTN_OUTPUTS) || index < 0 || index >= count) {
-        fail(error, "there is no value %lld of kind %d", (long long)index, (int)kind);
-        return ATTN_ARGUMENT;
+        return FAIL(ATTN_ARGUMENT, "there is no value %lld of kind %d", (long long)index, (int)kind);
     }
     const End *end = &ends[index];
     *value = (attn_value){.name = end->name, .dtype = end->dtype, .rank = (int32_t)end->rank};
@@ -250,8 +239,7 @@ int attn_describe(attn_handle handle, int32_t kind, int64_t index, attn_value *v
 static int test_case(const Opened *bundle, int64_t index, char *line, int64_t size, Error *error) {
     line[0] = '\0';
     if (index < 0 || index >= (int64_t)BUNDLE.case_count + (BUNDLE.replay != NULL)) {
-        fail(error, "there is no case %lld", (long long)index);
-        return ATTN_ARGUMENT;
+        return FAIL(ATTN_ARGUMENT, "there is no case %lld", (long long)index);
     }
     int code = case_test(&bundle->graphs, bundle->folder, (size_t)index, line, (size_t)size, error);
     if (code == ATTN_MISMATCH) fail(error, "%s", line);
@@ -287,7 +275,7 @@ static int add_session(int code, Held *held, Opened *of, attn_handle *session) {
 
 static int new_session(Opened *bundle, attn_handle *session, Error *error) {
     Held *held = calloc(1, sizeof *held);
-    if (held == NULL) return refused(ATTN_MEMORY, fail(error, "out of memory"));
+    if (held == NULL) return FAIL(ATTN_MEMORY, "out of memory");
     return add_session(session_open(&bundle->graphs, &held->session, error), held, bundle, session);
 }
 
@@ -299,7 +287,7 @@ int attn_session(attn_handle handle, attn_handle *session) {
 static int new_fork(Held *from, const int64_t *rows, int64_t count, attn_handle *fork,
                     Error *error) {
     Held *held = calloc(1, sizeof *held);
-    if (held == NULL) return refused(ATTN_MEMORY, fail(error, "out of memory"));
+    if (held == NULL) return FAIL(ATTN_MEMORY, "out of memory");
     return add_session(session_fork(&from->session, rows, count, &held->session, error), held,
                        from->of, fork);
 }
@@ -309,19 +297,36 @@ int attn_fork(attn_handle handle, const int64_t *rows, int64_t count, attn_handl
     WITH_SESSION(handle, new_fork(held, rows, count, fork, &error));
 }
 
-int attn_set_input(attn_handle handle, int64_t index, const attn_value *value) {
-    if (need(value != NULL) != ATTN_OK) return ATTN_ARGUMENT;
-    WITH_SESSION(handle, session_set(&held->session, index, value, &error));
+int attn_set_input(attn_handle handle, attn_value *value) {
+    if (need(value != NULL && value->name != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    WITH_SESSION(handle, session_set(&held->session, value, false, &error));
 }
 
-static int output(const Session *session, int64_t index, attn_value *value, Error *error) {
-    int code = describe(ATTN_OUTPUTS, index, value, error);
-    if (code != ATTN_OK) return code;
-    const Tensor *found = session_output(session, (size_t)index);
-    if (found == NULL) {
-        fail(error, "%.60s is of no run", value->name);
-        return ATTN_STATE;
+int attn_load_input(attn_handle handle, const char *name, const char *path, int64_t rows) {
+    if (need(name != NULL && path != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    WITH_SESSION(handle, npy_load(&held->session, name, path, rows, &error));
+}
+
+/* Returns an output of the last run, in `found`, if it has elements of this type. */
+static int find_output(const Session *session, const char *name, int dtype, int64_t *index,
+                       const Tensor **found, Error *error) {
+    *index = 0;
+    while (*index < (int64_t)BUNDLE.output_count && strcmp(BUNDLE.outputs[*index].name, name) != 0) ++*index;
+    if (*index == (int64_t)BUNDLE.output_count) {
+        return FAIL(ATTN_ARGUMENT, "there is no output %.60s", name);
     }
+    *found = session_output(session, name);
+    if (*found == NULL) return FAIL(ATTN_STATE, "%.60s is of no run", name);
+    if (is_held_by(dtype, (*found)->dtype)) return ATTN_OK;
+    return FAIL(ATTN_ARGUMENT, "%.60s has type %d, not %d", name, (*found)->dtype, dtype);
+}
+
+static int output(const Session *session, const char *name, int dtype, attn_value *value, Error *error) {
+    const Tensor *found;
+    int64_t index;
+    int code = find_output(session, name, dtype, &index, &found, error);
+    if (code == ATTN_OK) code = describe(ATTN_OUTPUTS, index, value, error);
+    if (code != ATTN_OK) return code;
     value->dtype = found->dtype;
     value->element_bytes = (int32_t)element_bytes(found->dtype);
     value->rank = (int32_t)found->rank;
@@ -331,9 +336,21 @@ static int output(const Session *session, int64_t index, attn_value *value, Erro
     return ATTN_OK;
 }
 
-int attn_output(attn_handle handle, int64_t index, attn_value *value) {
-    if (need(value != NULL) != ATTN_OK) return ATTN_ARGUMENT;
-    WITH_SESSION(handle, output(&held->session, index, value, &error));
+int attn_output(attn_handle handle, const char *name, int32_t dtype, attn_value *value) {
+    if (need(name != NULL && value != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    WITH_SESSION(handle, output(&held->session, name, dtype, value, &error));
+}
+
+static int save_output(const Session *session, const char *name, const char *path, Error *error) {
+    const Tensor *found;
+    int64_t index;
+    int code = find_output(session, name, 0, &index, &found, error);
+    return code == ATTN_OK ? npy_save(found, path, error) : code;
+}
+
+int attn_save_output(attn_handle handle, const char *name, const char *path) {
+    if (need(name != NULL && path != NULL) != ATTN_OK) return ATTN_ARGUMENT;
+    WITH_SESSION(handle, save_output(&held->session, name, path, &error));
 }
 
 int attn_run(attn_handle handle) {

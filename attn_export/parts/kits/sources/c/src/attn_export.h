@@ -36,7 +36,7 @@ extern "C" {
 #endif
 
 /* Raised by every change after which a program compiled with the old header would go wrong. */
-#define ATTN_ABI_VERSION 1
+#define ATTN_ABI_VERSION 2
 #define ATTN_MAX_RANK 8
 
 typedef uint64_t attn_handle; /* 0 is never one */
@@ -69,10 +69,14 @@ enum {
     ATTN_COPIED = 17 /* bytes of caches copied so far: by attn_fork(), and attn_rewind() */
 };
 
-/* An input or output of a bundle, or an array for it. */
+/*
+ * An input or output of a bundle, or an array for it. Types are those of ONNX (TensorProto.DataType).
+ * An array for one may also be said to be of 0 or 2 (uint8), whatever it holds, and one of float16 or
+ * bfloat16 of 4 (uint16).
+ */
 typedef struct {
     const char *name;
-    int32_t dtype;         /* as ONNX numbers types (TensorProto.DataType) */
+    int32_t dtype;
     int32_t element_bytes; /* of one element of that type */
     int32_t needed;        /* of an input: whether attn_prefill() and attn_step() need it from you */
     int32_t rank;
@@ -85,12 +89,12 @@ typedef struct {
 /* What attn_text() tells of a bundle. */
 enum { ATTN_NAME = 0, ATTN_RUNTIME_VERSION = 1 };
 
-ATTN_API uint32_t attn_abi_version(void);
 ATTN_API const char *attn_last_error(void);
 
 /*
- * Opens the folder of the bundle that this library was built for. `abi` is ATTN_ABI_VERSION.
- * `onnxruntime` is the path of ONNX Runtime's shared library; NULL: where the system finds it. It is
+ * Opens the folder of the bundle that this library was built for. `abi` is ATTN_ABI_VERSION: a library
+ * of another version gives ATTN_VERSION, since this and attn_last_error() are the same in all versions.
+ * `onnxruntime` is the path of ONNX Runtime's shared library; NULL or "": where the system finds it. It is
  * loaded once in a process, and nothing in the bundle says from where. `threads` are those that
  * compute, 0: ONNX Runtime's default; with `spin` they wait actively, which is faster if runs
  * follow each other closely.
@@ -116,14 +120,22 @@ ATTN_API int attn_test_case(attn_handle bundle, int64_t index, char *line, int64
 
 ATTN_API int attn_session(attn_handle bundle, attn_handle *session);
 
-/* Sets an input: its dtype, rank, dims, data and bytes, which must be those of the bundle. */
-ATTN_API int attn_set_input(attn_handle session, int64_t index, const attn_value *value);
+/*
+ * Sets an input: its name, dtype, rank, dims, data and bytes, which must be those of the bundle. With
+ * data of NULL and bytes of 0, the session makes zeros, says where, and frees them when it is closed or
+ * the input is set anew.
+ */
+ATTN_API int attn_set_input(attn_handle session, attn_value *value);
+/* Sets an input to the rows of a .npy file, again from the first until there are `rows`. */
+ATTN_API int attn_load_input(attn_handle session, const char *name, const char *path, int64_t rows);
 
 /* Runs once with the inputs that were set, all of them. A cache in place is written in your array. */
 ATTN_API int attn_run(attn_handle session);
 
 /* Tells an output of the last run, in place. Of a cache that is the cache itself: do not write. */
-ATTN_API int attn_output(attn_handle session, int64_t index, attn_value *value);
+ATTN_API int attn_output(attn_handle session, const char *name, int32_t dtype, attn_value *value);
+/* Writes an output of the last run to a .npy file; bfloat16 as uint16. */
+ATTN_API int attn_save_output(attn_handle session, const char *name, const char *path);
 
 /*
  * Runs the first tokens of new texts. The session makes the caches; where they are written in

@@ -12,10 +12,6 @@ typedef struct {
     int64_t start, length, row;
 } Text;
 
-static int refuse(int code, bool failed) { return failed ? ATTN_OK : code; }
-
-#define FAIL(code, ...) refuse(code, fail(error, __VA_ARGS__))
-
 /* Finds the texts, and refuses lengths that the bundle does not take. */
 static int find_texts(const Texts *given, Text *found, Error *error) {
     int64_t start = 0, most = BUNDLE.of_texts.most;
@@ -63,13 +59,13 @@ static int run_batch(Session *session, const Texts *given, const Text *texts, in
             int64_t before = BUNDLE.of_texts.pads_left ? longest - text->length : 0;
             arrays[at] = element(BUNDLE.inputs[i].name, given, text, at % longest - before);
         }
-        attn_value value = {.dtype = INT64, .rank = 2, .dims = {rows, longest}, .data = arrays,
-                            .bytes = rows * longest * 8};
-        code = session_set(session, (int64_t)i, &value, error);
+        attn_value value = {.name = BUNDLE.inputs[i].name, .dtype = INT64, .rank = 2,
+                            .dims = {rows, longest}, .data = arrays, .bytes = rows * longest * 8};
+        code = session_set(session, &value, false, error);
     }
     if (code == ATTN_OK) code = session_run(session, error);
     if (code != ATTN_OK) return code;
-    const Tensor *output = session_output(session, BUNDLE.of_texts.output);
+    const Tensor *output = session_output(session, BUNDLE.outputs[BUNDLE.of_texts.output].name);
     if (output == NULL || (int64_t)tensor_count(output) != rows * width) {
         return FAIL(ATTN_RUNTIME, "the graph does not give a vector of each text");
     }

@@ -80,7 +80,7 @@ static bool make_session(Model *model, const char *graph, ModelOptions wanted, E
         ok(api, api->CreateSessionOptions(&options), error) &&
         ok(api, api->SetIntraOpNumThreads(options, wanted.threads), error) &&
         ok(api, api->SetInterOpNumThreads(options, 1), error) &&
-        ok(api, api->SetSessionLogSeverityLevel(options, ORT_LOGGING_LEVEL_ERROR), error) &&
+        ok(api, api->SetSessionLogSeverityLevel(options, ORT_LOGGING_LEVEL_FATAL), error) &&
         ok(api,
            api->AddSessionConfigEntry(options, "session.intra_op.allow_spinning",
                                       wanted.spin ? "1" : "0"),
@@ -119,7 +119,8 @@ bool model_open(const char *graph, ModelOptions options, Model **model, Error *e
     Model *made = calloc(1, sizeof *made);
     if (made == NULL) return fail(error, "out of memory");
     const OrtApi *api = made->api = ort();
-    if (ok(api, api->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "model", &made->env), error) &&
+    /* Errors come back as a status; a library does not print. */
+    if (ok(api, api->CreateEnv(ORT_LOGGING_LEVEL_FATAL, "model", &made->env), error) &&
         ok(api, api->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &made->memory),
            error) &&
         make_session(made, graph, options, error) && note_outputs(made, error)) {

@@ -10,10 +10,6 @@ enum { MOST_KEYS = 1 << 24 };
 
 static const int64_t ORIGIN[MAX_RANK] = {0};
 
-static int refuse(int code, bool failed) { return failed ? ATTN_OK : code; }
-
-#define FAIL(code, ...) refuse(code, fail(error, __VA_ARGS__))
-
 int session_open(const Graphs *graphs, Session *session, Error *error) {
     *session = (Session){.graphs = graphs, .output_count = model_output_count(graphs->any)};
     session->inputs = calloc(BUNDLE.input_count + 1, sizeof(Tensor));
@@ -65,10 +61,15 @@ static size_t find_axis(const End *end, const char *name) {
 /* Returns whether an input is what the decoder takes of the encoder. */
 static bool is_encoded(const End *end) { return find_axis(end, "encoded_len") < end->rank; }
 
+bool is_held_by(int said, int dtype) {
+    bool half = dtype == FLOAT16 || dtype == BFLOAT16;
+    return said == dtype || said == 0 || said == UINT8 || (half && said == UINT16);
+}
+
 /* Makes a tensor that points to the elements of a value, which must be those of an input. */
 static int tensor_of(const End *end, const attn_value *value, Tensor *tensor, Error *error) {
     size_t wanted, element = element_bytes(end->dtype);
-    if (value->dtype != end->dtype || value->rank < 0 || (size_t)value->rank != end->rank) {
+    if (!is_held_by(value->dtype, end->dtype) || value->rank < 0 || (size_t)value->rank != end->rank) {
         return FAIL(ATTN_ARGUMENT, "%.60s has type %d and rank %d, expected type %d and rank %zu",
                     end->name, (int)value->dtype, (int)value->rank, end->dtype, end->rank);
     }
@@ -104,17 +105,31 @@ static void give(Session *session, size_t at, Tensor *tensor) {
     *tensor = (Tensor){0};
 }
 
-int session_set(Session *session, int64_t at, const attn_value *value, Error *error) {
-    if (at < 0 || at >= (int64_t)BUNDLE.input_count) {
-        return FAIL(ATTN_ARGUMENT, "there is no input %lld", (long long)at);
-    }
+int session_set(Session *session, attn_value *value, bool owns, Error *error) {
+    size_t at = 0, bytes;
+    while (at < BUNDLE.input_count && strcmp(BUNDLE.inputs[at].name, value->name) != 0) at++;
+    if (at == BUNDLE.input_count) return FAIL(ATTN_ARGUMENT, "there is no input %.60s", value->name);
     const End *end = &BUNDLE.inputs[at];
     if (session->held != NULL && is_state(end)) {
         return FAIL(ATTN_STATE, "%.60s is kept by the session while it decodes", end->name);
     }
+    bool makes = value->data == NULL && value->bytes == 0 && value->rank == (int32_t)end->rank;
+    if (makes) {
+        if (!bytes_of(end->name, end->dtype, end->rank, value->dims, &bytes, error)) return ATTN_ARGUMENT;
+        value->data = calloc(bytes + 1, 1);
+        if (value->data == NULL) return FAIL(ATTN_MEMORY, "out of memory for %.60s", end->name);
+        value->bytes = (int64_t)bytes;
+    }
     Tensor set = {0};
     int code = tensor_of(end, value, &set, error);
-    if (code == ATTN_OK) give(session, (size_t)at, &set);
+    if (code == ATTN_OK) {
+        if (owns || makes) set.owner = value->data, set.release = free;
+        give(session, at, &set);
+    } else if (makes) {
+        free(value->data);
+        value->data = NULL;
+        value->bytes = 0;
+    }
     return code;
 }
 
@@ -225,8 +240,7 @@ int session_run(Session *session, Error *error) {
     return run(session, error);
 }
 
-const Tensor *session_output(const Session *session, size_t at) {
-    const char *name = BUNDLE.outputs[at].name;
+const Tensor *session_output(const Session *session, const char *name) {
     if (!session->ran) return NULL;
     for (size_t i = 0; session->held != NULL && i < BUNDLE.input_count; i++) {
         const char *present = BUNDLE.inputs[i].present;
@@ -518,11 +532,9 @@ int session_next(Session *session, int64_t *token, Error *error) {
     bool first = session->made == 0;
     if (session->made == session->count || (!first && ends_text(session->next))) return ATTN_END;
     int64_t tokens = first ? session->length : 1;
-    attn_value ids = {.dtype = INT64, .rank = 2, .dims = {1, tokens},
+    attn_value ids = {.name = "input_ids", .dtype = INT64, .rank = 2, .dims = {1, tokens},
                       .data = first ? session->prompt : &session->next, .bytes = tokens * 8};
-    size_t at = 0;
-    while (at < BUNDLE.input_count && strcmp(BUNDLE.inputs[at].name, "input_ids") != 0) at++;
-    int code = session_set(session, (int64_t)at, &ids, error);
+    int code = session_set(session, &ids, false, error);
     /* The last token is not run. */
     if (code == ATTN_OK) {
         code = first ? session_prefill(session, session->length + session->count - 1, NULL, 0, error)

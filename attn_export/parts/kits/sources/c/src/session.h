@@ -17,11 +17,15 @@ typedef struct {
     int64_t length, made, count, next;
 } Session;
 
-/* Functions that return int return a code of attn_export.h. */
+/* Functions that return int return a code of attn_export.h. FAIL gives one, and sets `error`. */
+static inline int refused(int code, bool failed) { return failed ? ATTN_OK : code; }
+#define FAIL(code, ...) refused(code, fail(error, __VA_ARGS__))
+
 int session_open(const Graphs *graphs, Session *session, Error *error);
 void session_close(Session *session);
 
-int session_set(Session *session, int64_t at, const attn_value *value, Error *error);
+/* Sets the input of the value's name. The session frees an array that it `owns`, or has made. */
+int session_set(Session *session, attn_value *value, bool owns, Error *error);
 int session_run(Session *session, Error *error);
 int session_prefill(Session *session, int64_t capacity, const int64_t *lengths, int64_t count,
                     Error *error);
@@ -38,7 +42,9 @@ int session_next(Session *session, int64_t *token, Error *error);
 bool has_default(const End *end);
 
 /* Returns an output of the last run, or the cache that it became; NULL without a run. */
-const Tensor *session_output(const Session *session, size_t at);
+const Tensor *session_output(const Session *session, const char *name);
+/* Returns whether elements that are said to be of a type may be of this one: see attn_value. */
+bool is_held_by(int said, int dtype);
 
 /* The tokens of the longest row. */
 int64_t session_held(const Session *session);

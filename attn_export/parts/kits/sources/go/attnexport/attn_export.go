@@ -14,7 +14,7 @@ import (
 	"unsafe"
 )
 
-const version = 1
+const version = 2
 
 // What Get tells.
 const (
@@ -28,8 +28,15 @@ type Error struct {
 	Text string
 }
 
-func (e *Error) Error() string                 { return e.Text }
-func wrong(format string, values ...any) error { return &Error{2, fmt.Sprintf(format, values...)} }
+func (e *Error) Error() string { return e.Text }
+
+// Code is the code of an error of this package, else 0.
+func Code(err error) int {
+	if failed, is := err.(*Error); is {
+		return failed.Code
+	}
+	return 0
+}
 
 // call makes a call in one thread, because the library keeps an error for the thread that failed.
 func call(function func() C.int) error {
@@ -39,6 +46,17 @@ func call(function func() C.int) error {
 		return &Error{int(code), C.GoString(C.attn_last_error())}
 	}
 	return nil
+}
+
+// withTexts makes a call with two texts, NULL for an empty second one.
+func withTexts(function func(one, other *C.char) C.int, one, other string) error {
+	first, second := C.CString(one), (*C.char)(nil)
+	defer C.free(unsafe.Pointer(first))
+	if other != "" {
+		second = C.CString(other)
+		defer C.free(unsafe.Pointer(second))
+	}
+	return call(func() C.int { return function(first, second) })
 }
 
 // handle is an open bundle or session.
@@ -67,17 +85,10 @@ type Bundle struct{ handle }
 
 // Open opens a folder; ort is the path of ONNX Runtime's library, or "": where the system finds it.
 func Open(folder, ort string, threads int, spin bool) (*Bundle, error) {
-	if C.attn_abi_version() != version {
-		return nil, &Error{9, fmt.Sprintf("the library is not of version %d", version)}
-	}
-	name, path, given := C.CString(folder), (*C.char)(nil), C.CString(ort)
-	defer C.free(unsafe.Pointer(name))
-	defer C.free(unsafe.Pointer(given))
-	if ort != "" {
-		path = given
-	}
 	b, spins := &Bundle{}, map[bool]C.int32_t{true: 1}[spin]
-	return b, call(func() C.int { return C.attn_open(version, name, path, C.int32_t(threads), spins, &b.number) })
+	return b, withTexts(func(folder, ort *C.char) C.int {
+		return C.attn_open(version, folder, ort, C.int32_t(threads), spins, &b.number)
+	}, folder, ort)
 }
 
 // Text is the name of the bundle (0), or the version of ONNX Runtime (1).
@@ -105,11 +116,10 @@ func (b *Bundle) Values(kind int) ([]Value, error) {
 func (b *Bundle) TestCase(index int64) (bool, string, error) {
 	var line [512]C.char
 	err := call(func() C.int { return C.attn_test_case(b.number, C.int64_t(index), &line[0], 512) })
-	passed := err == nil
-	if failed, is := err.(*Error); is && failed.Code == 8 {
-		err = nil
+	if Code(err) == 8 {
+		return false, C.GoString(&line[0]), nil
 	}
-	return passed, C.GoString(&line[0]), err
+	return err == nil, C.GoString(&line[0]), err
 }
 
 // Embed makes the vectors of texts of token ids; types are those of all tokens, nil: 0.
@@ -121,37 +131,24 @@ func (b *Bundle) Embed(texts [][]int64, types []int64) ([][]float32, error) {
 		vectors = append(vectors, flat[int64(at)*width:int64(at+1)*width])
 	}
 	if err != nil || (types != nil && len(types) != len(ids)) || len(ids) == 0 {
-		return nil, wrong("there are %d ids and %d types: %v", len(ids), len(types), err)
+		return nil, &Error{2, fmt.Sprintf("there are %d ids and %d types: %v", len(ids), len(types), err)}
 	}
 	first, total := numbers(ids)
 	each, count := numbers(lengths)
 	kinds, _ := numbers(types)
 	size := C.int64_t(len(flat) - 1)
-	return vectors, call(func() C.int { return C.attn_embed(b.number, first, kinds, total, each, count, (*C.float)(&flat[0]), size) })
+	return vectors, call(func() C.int {
+		return C.attn_embed(b.number, first, kinds, total, each, count, (*C.float)(&flat[0]), size)
+	})
 }
 
-// Session has inputs, outputs, and the caches in between. Close frees its arrays, too.
-type Session struct {
-	handle
-	inputs, outputs []Value
-	arrays          []unsafe.Pointer // by input: memory of C, because the library keeps pointers
-}
+// Session has inputs, outputs, and the caches in between. Close frees the elements of its inputs, too.
+type Session struct{ handle }
 
 // Session makes a session.
 func (b *Bundle) Session() (*Session, error) {
-	inputs, _ := b.Values(Inputs)
-	outputs, _ := b.Values(Outputs)
-	s := &Session{inputs: inputs, outputs: outputs, arrays: make([]unsafe.Pointer, len(inputs))}
+	s := &Session{}
 	return s, call(func() C.int { return C.attn_session(b.number, &s.number) })
-}
-
-// Close closes the session and frees its arrays.
-func (s *Session) Close() error {
-	err := s.handle.Close()
-	for at := 0; err == nil && at < len(s.arrays); at++ {
-		C.free(s.arrays[at])
-	}
-	return err
 }
 
 // Number is a type of elements: float16 and bfloat16 are uint16, and the bytes of any type are byte.
@@ -159,55 +156,47 @@ type Number interface {
 	float32 | float64 | int64 | int32 | uint32 | uint64 | uint16 | byte
 }
 
-func size[T Number]() int64 {
-	var zero T
-	return int64(unsafe.Sizeof(zero))
-}
+// types has the numbers that ONNX has for types, by a value of each.
+var types = map[any]C.int32_t{float32(0): 1, float64(0): 11, int64(0): 7, int32(0): 6, uint32(0): 12, uint64(0): 13, uint16(0): 4, byte(0): 2}
 
-// find returns the index of a value whose elements are as large, or bytes.
-func find[T Number](values []Value, name string) (int, error) {
-	for at, value := range values {
-		if value.Name == name && (size[T]() == 1 || size[T]() == int64(value.ElementBytes)) {
-			return at, nil
-		}
-	}
-	return 0, wrong("there is no %s of elements of %d bytes", name, size[T]())
+func dtype[T Number]() (C.int32_t, int64) {
+	var zero T
+	return types[zero], int64(unsafe.Sizeof(zero))
 }
 
 // SetInput makes an input of zeros; the elements that it returns are read at each run.
 func SetInput[T Number](s *Session, name string, dims []int64) ([]T, error) {
-	at, err := find[T](s.inputs, name)
-	if err != nil {
+	kind, size := dtype[T]()
+	raw := C.attn_value{name: C.CString(name), dtype: kind, rank: C.int32_t(len(dims))}
+	defer C.free(unsafe.Pointer(raw.name))
+	for at := 0; at < len(dims) && at < len(raw.dims); at++ {
+		raw.dims[at] = C.int64_t(dims[at])
+	}
+	if err := call(func() C.int { return C.attn_set_input(s.number, &raw) }); err != nil {
 		return nil, err
 	}
-	count, raw := int64(s.inputs[at].ElementBytes), C.attn_value{dtype: C.int32_t(s.inputs[at].DType), rank: C.int32_t(len(dims))}
-	for i := range dims {
-		if i >= len(raw.dims) || dims[i] < 0 || (dims[i] > 0 && count > (1<<40)/dims[i]) {
-			return nil, wrong("%s cannot have the sizes %v", name, dims)
-		}
-		raw.dims[i], count = C.int64_t(dims[i]), count*dims[i]
-	}
-	raw.data, raw.bytes = C.calloc(C.size_t(count)+1, 1), C.int64_t(count)
-	if err := call(func() C.int { return C.attn_set_input(s.number, C.int64_t(at), &raw) }); err != nil {
-		C.free(raw.data)
-		return nil, err
-	}
-	C.free(s.arrays[at])
-	s.arrays[at] = raw.data
-	return unsafe.Slice((*T)(raw.data), count/size[T]()), nil
+	return unsafe.Slice((*T)(raw.data), int64(raw.bytes)/size), nil
 }
 
 // Output tells an output of the last run, in place: its sizes and elements, valid until the next run.
 func Output[T Number](s *Session, name string) ([]int64, []T, error) {
 	var raw C.attn_value
-	at, err := find[T](s.outputs, name)
-	if err == nil {
-		err = call(func() C.int { return C.attn_output(s.number, C.int64_t(at), &raw) })
-	}
+	kind, size := dtype[T]()
+	err := withTexts(func(name, _ *C.char) C.int { return C.attn_output(s.number, name, kind, &raw) }, name, "")
 	if err != nil {
 		return nil, nil, err
 	}
-	return append([]int64{}, unsafe.Slice((*int64)(&raw.dims[0]), int(raw.rank))...), unsafe.Slice((*T)(raw.data), int64(raw.bytes)/size[T]()), nil
+	return append([]int64{}, unsafe.Slice((*int64)(&raw.dims[0]), int(raw.rank))...), unsafe.Slice((*T)(raw.data), int64(raw.bytes)/size), nil
+}
+
+// LoadInput sets an input to the rows of a .npy file, again from the first until there are so many.
+func (s *Session) LoadInput(name, path string, rows int64) error {
+	return withTexts(func(n, p *C.char) C.int { return C.attn_load_input(s.number, n, p, C.int64_t(rows)) }, name, path)
+}
+
+// SaveOutput writes an output of the last run to a .npy file.
+func (s *Session) SaveOutput(name, path string) error {
+	return withTexts(func(n, p *C.char) C.int { return C.attn_save_output(s.number, n, p) }, name, path)
 }
 
 func numbers(of []int64) (*C.int64_t, C.int64_t) {
@@ -235,7 +224,7 @@ func (s *Session) Prefill(capacity int64, lengths []int64) error {
 // Fork makes a session with copies of the caches of rows.
 func (s *Session) Fork(rows []int64) (*Session, error) {
 	start, count := numbers(rows)
-	f := &Session{inputs: s.inputs, outputs: s.outputs, arrays: make([]unsafe.Pointer, len(s.inputs))}
+	f := &Session{}
 	return f, call(func() C.int { return C.attn_fork(s.number, start, count, &f.number) })
 }
 
@@ -248,7 +237,7 @@ func (s *Session) Start(ids []int64, count int64) error {
 // Next makes the next token; it returns whether there was one.
 func (s *Session) Next() (token int64, more bool, err error) {
 	err = call(func() C.int { return C.attn_next(s.number, (*C.int64_t)(&token)) })
-	if ended, is := err.(*Error); is && ended.Code == 1 {
+	if Code(err) == 1 {
 		return 0, false, nil
 	}
 	return token, err == nil, err

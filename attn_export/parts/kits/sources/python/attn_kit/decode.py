@@ -55,14 +55,7 @@ def decode(model: Model, count: int) -> None:
 
 
 def shape(name: str, past_len: int, new: int, capacity: int) -> list[int]:
-    """Return the shape of an input, with the axes in the order of the graph.
-
-    Args:
-        name: The name of the input.
-        past_len: The number of tokens in the cache.
-        new: The number of new tokens.
-        capacity: The capacity of the cache.
-    """
+    """Return the shape of an input, with the axes in the order of the graph."""
     sizes = {"batch": BATCH, "query_len": new, "past_len": past_len, "capacity": capacity}
     sizes |= {"total_len": past_len + new, "key_len": past_len + new, "logit_count": 1}
     # Other axes are those of your own module: choose their sizes here.
@@ -72,15 +65,7 @@ def shape(name: str, past_len: int, new: int, capacity: int) -> list[int]:
 def draw(
     name: str, random: np.random.Generator, past_len: int, new: int, capacity: int
 ) -> np.ndarray:
-    """Return values of an input: random numbers, a mask without effect, or positions.
-
-    Args:
-        name: The name of the input.
-        random: The random generator.
-        past_len: The number of tokens in the cache.
-        new: The number of new tokens.
-        capacity: The capacity of the cache.
-    """
+    """Return values of an input: random numbers, a mask without effect, or positions."""
     size, dtype = shape(name, past_len, new, capacity), np.dtype(INPUTS[name])
     if name == "past_length":
         return np.full(size, past_len, dtype)

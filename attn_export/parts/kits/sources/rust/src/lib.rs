@@ -1,9 +1,10 @@
 //! A bundle in ONNX Runtime, through the C library in `library/`; `attn_export.h` is its reference.
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::raw::{c_char, c_void};
-use std::{fmt, mem, ptr, slice};
+use std::{fmt, iter, mem, ptr, slice};
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// What `get` tells.
 pub enum Fact { Inputs = 0, Outputs = 1, Cases = 2, Cache = 3, Vocabulary = 4, MostTokens = 5, Width = 6, Held = 16, Copied = 17 }
 
@@ -21,7 +22,6 @@ struct Raw {
 }
 
 extern "C" {
-    fn attn_abi_version() -> u32;
     fn attn_last_error() -> *const c_char;
     fn attn_open(abi: u32, folder: *const c_char, ort: *const c_char, threads: i32, spin: i32, bundle: *mut u64) -> i32;
     fn attn_close(handle: u64) -> i32;
@@ -30,9 +30,11 @@ extern "C" {
     fn attn_describe(bundle: u64, kind: i32, index: i64, value: *mut Raw) -> i32;
     fn attn_test_case(bundle: u64, index: i64, line: *mut c_char, size: i64) -> i32;
     fn attn_session(bundle: u64, session: *mut u64) -> i32;
-    fn attn_set_input(session: u64, index: i64, value: *const Raw) -> i32;
+    fn attn_set_input(session: u64, value: *mut Raw) -> i32;
+    fn attn_load_input(session: u64, name: *const c_char, path: *const c_char, rows: i64) -> i32;
     fn attn_run(session: u64) -> i32;
-    fn attn_output(session: u64, index: i64, value: *mut Raw) -> i32;
+    fn attn_output(session: u64, name: *const c_char, dtype: i32, value: *mut Raw) -> i32;
+    fn attn_save_output(session: u64, name: *const c_char, path: *const c_char) -> i32;
     fn attn_prefill(session: u64, capacity: i64, lengths: *const i64, count: i64) -> i32;
     fn attn_step(session: u64) -> i32;
     fn attn_rewind(session: u64, tokens: i64) -> i32;
@@ -69,16 +71,9 @@ fn get(handle: u64, what: Fact) -> Result<i64> {
 pub struct Value { pub name: String, pub dtype: i32, pub element_bytes: usize, pub needed: bool, pub dims: Vec<i64>, pub axes: Vec<String> }
 
 /// A type of elements: float16 and bfloat16 are u16, and the bytes of any type are u8.
-pub trait Element: Copy + 'static { const DTYPES: &'static [i32]; }
-macro_rules! elements { ($($type:ty: $dtypes:expr),*) => { $(impl Element for $type { const DTYPES: &'static [i32] = &$dtypes; })* } }
-elements!(f32: [1], f64: [11], i64: [7], i32: [6], u32: [12], u64: [13], u16: [4, 5, 10, 16], u8: []);
-
-/// Returns the index of a value that may have elements of this type.
-fn find<T: Element>(values: &[Value], name: &str) -> Result<usize> {
-    let at = values.iter().position(|value| value.name == name).ok_or_else(|| wrong(&format!("there is no {name}")))?;
-    if T::DTYPES.is_empty() || T::DTYPES.contains(&values[at].dtype) { return Ok(at) }
-    Err(wrong(&format!("{name} has another type: {}", values[at].dtype)))
-}
+pub trait Element: Copy + 'static { const DTYPE: i32; }
+macro_rules! elements { ($($type:ty: $dtype:expr),*) => { $(impl Element for $type { const DTYPE: i32 = $dtype; })* } }
+elements!(f32: 1, f64: 11, i64: 7, i32: 6, u32: 12, u64: 13, i16: 5, u16: 4, i8: 3, u8: 2);
 
 /// An open bundle. Threads may share it.
 pub struct Bundle(u64);
@@ -88,7 +83,6 @@ impl Bundle {
     pub fn open(folder: &str, ort: Option<&str>, threads: i32, spin: bool) -> Result<Bundle> {
         let (folder, ort, mut handle) = (c_string(folder)?, ort.map(c_string).transpose()?, 0);
         let path = ort.as_ref().map_or(ptr::null(), |path| path.as_ptr());
-        if unsafe { attn_abi_version() } != VERSION { return Err(Error { code: 9, text: format!("the library is not of version {VERSION}") }) }
         check(unsafe { attn_open(VERSION, folder.as_ptr(), path, threads, spin as i32, &mut handle) }).map(|()| Bundle(handle))
     }
     pub fn get(&self, what: Fact) -> Result<i64> { get(self.0, what) }
@@ -121,8 +115,8 @@ impl Bundle {
         check(unsafe { attn_embed(self.0, ids.as_ptr(), types, total, lengths.as_ptr(), count, vectors.as_mut_ptr(), size) }).map(|()| vectors)
     }
     pub fn session(&self) -> Result<Session> {
-        let (mut handle, inputs, outputs) = (0, self.inputs()?, self.outputs()?);
-        check(unsafe { attn_session(self.0, &mut handle) }).map(|()| Session::new(handle, inputs, outputs))
+        let mut handle = 0;
+        check(unsafe { attn_session(self.0, &mut handle) }).map(|()| Session { handle, arrays: HashMap::new() })
     }
 }
 
@@ -136,41 +130,47 @@ unsafe fn free<T>(data: *mut c_void, count: usize) { drop(Box::from_raw(ptr::sli
 impl Drop for Array { fn drop(&mut self) { unsafe { (self.free)(self.data, self.count) } } }
 
 /// Inputs, outputs, and the caches in between.
-pub struct Session { handle: u64, inputs: Vec<Value>, outputs: Vec<Value>, arrays: Vec<Option<Array>> }
-
+pub struct Session { handle: u64, arrays: HashMap<String, Array> }
 unsafe impl Send for Session {}
 
 impl Session {
-    fn new(handle: u64, inputs: Vec<Value>, outputs: Vec<Value>) -> Session {
-        let arrays = inputs.iter().map(|_| None).collect();
-        Session { handle, inputs, outputs, arrays }
-    }
     /// Sets an input; its elements move into the session.
     pub fn set_input<T: Element>(&mut self, name: &str, dims: &[i64], elements: Vec<T>) -> Result<()> {
-        let (at, count) = (find::<T>(&self.inputs, name)?, elements.len());
-        let mut raw: Raw = unsafe { mem::zeroed() };
+        let (c_name, count, mut raw): (_, _, Raw) = (c_string(name)?, elements.len(), unsafe { mem::zeroed() });
+        raw.name = c_name.as_ptr();
         raw.data = Box::into_raw(elements.into_boxed_slice()) as *mut c_void;
         let array = Array { data: raw.data, count, element: mem::size_of::<T>(), free: free::<T> };
-        (raw.dtype, raw.rank, raw.bytes) = (self.inputs[at].dtype, dims.len() as i32, (count * mem::size_of::<T>()) as i64);
+        (raw.dtype, raw.rank, raw.bytes) = (T::DTYPE, dims.len() as i32, (count * mem::size_of::<T>()) as i64);
         for (to, from) in raw.dims.iter_mut().zip(dims) { *to = *from }
-        check(unsafe { attn_set_input(self.handle, at as i64, &raw) })?;
-        self.arrays[at] = Some(array);
+        check(unsafe { attn_set_input(self.handle, &mut raw) })?;
+        self.arrays.insert(name.into(), array);
+        Ok(())
+    }
+    /// Sets an input to the rows of a .npy file, again from the first until there are `rows`.
+    pub fn load_input(&mut self, name: &str, path: &str, rows: i64) -> Result<()> {
+        let (c_name, c_path) = (c_string(name)?, c_string(path)?);
+        check(unsafe { attn_load_input(self.handle, c_name.as_ptr(), c_path.as_ptr(), rows) })?;
+        self.arrays.remove(name);
         Ok(())
     }
     /// The elements of an input that was set, to write the next ones into.
     pub fn input_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T]> {
-        let at = find::<T>(&self.inputs, name)?;
-        let array = self.arrays[at].as_ref().ok_or_else(|| wrong(&format!("{name} is not set")))?;
+        let array = self.arrays.get(name).ok_or_else(|| wrong(&format!("{name} is not set")))?;
         if array.element != mem::size_of::<T>() { return Err(wrong(&format!("{name} was set with another type"))) }
         Ok(unsafe { slice::from_raw_parts_mut(array.data as *mut T, array.count) })
     }
     /// An output of the last run, in place: its sizes and elements.
     pub fn output<T: Element>(&self, name: &str) -> Result<(Vec<i64>, &[T])> {
-        let (at, mut raw): (usize, Raw) = (find::<T>(&self.outputs, name)?, unsafe { mem::zeroed() });
-        check(unsafe { attn_output(self.handle, at as i64, &mut raw) })?;
+        let (c_name, mut raw): (_, Raw) = (c_string(name)?, unsafe { mem::zeroed() });
+        check(unsafe { attn_output(self.handle, c_name.as_ptr(), T::DTYPE, &mut raw) })?;
         let count = raw.bytes as usize / mem::size_of::<T>();
         let elements = if count == 0 { &[] } else { unsafe { slice::from_raw_parts(raw.data as *const T, count) } };
         Ok((raw.dims[..raw.rank as usize].to_vec(), elements))
+    }
+    /// Writes an output of the last run to a .npy file.
+    pub fn save_output(&self, name: &str, path: &str) -> Result<()> {
+        let (name, path) = (c_string(name)?, c_string(path)?);
+        check(unsafe { attn_save_output(self.handle, name.as_ptr(), path.as_ptr()) })
     }
     pub fn get(&self, what: Fact) -> Result<i64> { get(self.handle, what) }
     pub fn run(&mut self) -> Result<()> { check(unsafe { attn_run(self.handle) }) }
@@ -184,23 +184,17 @@ impl Session {
     pub fn fork(&mut self, rows: &[i64]) -> Result<Session> {
         let mut handle = 0;
         check(unsafe { attn_fork(self.handle, rows.as_ptr(), rows.len() as i64, &mut handle) })?;
-        Ok(Session::new(handle, self.inputs.clone(), self.outputs.clone()))
+        Ok(Session { handle, arrays: HashMap::new() })
     }
     /// Continues a text of token ids by at most `count` tokens.
-    pub fn generate(&mut self, ids: &[i64], count: i64) -> Result<Tokens<'_>> {
-        check(unsafe { attn_start(self.handle, ids.as_ptr(), ids.len() as i64, count) }).map(|()| Tokens(self))
+    pub fn generate(&mut self, ids: &[i64], count: i64) -> Result<impl Iterator<Item = Result<i64>> + '_> {
+        check(unsafe { attn_start(self.handle, ids.as_ptr(), ids.len() as i64, count) })?;
+        Ok(iter::from_fn(move || {
+            let mut token = 0;
+            let code = unsafe { attn_next(self.handle, &mut token) };
+            if code == 1 { None } else { Some(check(code).map(|()| token)) }
+        }))
     }
 }
 
 impl Drop for Session { fn drop(&mut self) { unsafe { attn_close(self.handle); } } }
-
-pub struct Tokens<'a>(&'a mut Session);
-
-impl Iterator for Tokens<'_> {
-    type Item = Result<i64>;
-    fn next(&mut self) -> Option<Result<i64>> {
-        let mut token = 0;
-        let code = unsafe { attn_next(self.0.handle, &mut token) };
-        if code == 1 { None } else { Some(check(code).map(|()| token)) }
-    }
-}

@@ -4,10 +4,6 @@ use std::io::Write;
 use std::time::Instant;
 
 const USAGE: &str = "usage: attn self-test [BUNDLE] | run IN.npy BATCH OUT.npy | decode [TOKENS] | generate ID,ID,... [TOKENS] | embed ID,ID,...";
-const TYPES: [(&str, i32); 11] = [
-    ("f4", 1), ("u1", 2), ("i1", 3), ("u2", 4), ("i2", 5), ("i4", 6), ("i8", 7), ("b1", 9), ("f2", 10), ("f8", 11), ("u4", 12),
-];
-
 fn wrong(text: impl Into<String>) -> Error {
     Error { code: 2, text: text.into() }
 }
@@ -29,52 +25,15 @@ fn self_test(folder: Option<&String>) -> Result<bool> {
     Ok(good == count)
 }
 
-/// Reads an array: its type as in ONNX, its sizes, and its bytes.
-fn read_npy(path: &str) -> Result<(i32, Vec<i64>, Vec<u8>)> {
-    let file = std::fs::read(path).map_err(|error| wrong(format!("{path}: {error}")))?;
-    let bad = || wrong(format!("{path} is no .npy of numbers in C order"));
-    if file.len() < 12 || &file[..6] != b"\x93NUMPY" { return Err(bad()) }
-    let start = if file[6] == 1 { 10 } else { 12 };
-    let size = if start == 10 { u16::from_le_bytes([file[8], file[9]]) as usize }
-               else { u32::from_le_bytes([file[8], file[9], file[10], file[11]]) as usize };
-    let header = file.get(start..start + size).ok_or_else(bad)?;
-    let header = String::from_utf8_lossy(header).replace(' ', "");
-    let after = |key: &str| header.split_once(key).map(|(_, rest)| rest).ok_or_else(bad);
-    let kind = after("'descr':'")?.split('\'').next().unwrap_or("");
-    let dtype = TYPES.iter().find(|(name, _)| kind.trim_start_matches(['<', '|']) == *name).ok_or_else(bad)?.1;
-    if !after("'fortran_order':")?.starts_with("False") { return Err(bad()) }
-    let sizes = after("'shape':(")?.split(')').next().unwrap_or("");
-    let dims = sizes.split(',').filter(|size| !size.is_empty()).map(|size| size.parse().map_err(|_| bad()));
-    Ok((dtype, dims.collect::<Result<Vec<i64>>>()?, file[start + size..].to_vec()))
-}
-
-fn write_npy(path: &str, dtype: i32, dims: &[i64], data: &[u8]) -> Result<()> {
-    let kind = TYPES.iter().find(|(_, code)| *code == dtype).map_or("u2", |(name, _)| name);
-    let order = if kind.ends_with('1') { '|' } else { '<' };
-    let sizes: String = dims.iter().map(|size| format!("{size},")).collect();
-    let text = format!("{{'descr': '{order}{kind}', 'fortran_order': False, 'shape': ({sizes}), }}");
-    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    write!(file, "{text:117}\n").unwrap();
-    file.extend_from_slice(data);
-    std::fs::write(path, file).map_err(|error| wrong(format!("{path}: {error}")))
-}
-
 /// Runs the bundle on the rows of a file, which are repeated until there are `batch`.
 fn run(path: &str, batch: &str, out: &str) -> Result<bool> {
-    let batch: usize = batch.parse().ok().filter(|rows| (1..1 << 20).contains(rows)).ok_or_else(|| wrong("BATCH is a number from 1"))?;
-    let (bundle, (dtype, mut dims, data)) = (open(None, false)?, read_npy(path)?);
-    let input = bundle.inputs()?.into_iter().find(|input| input.needed).ok_or_else(|| wrong("no input is needed"))?;
-    if dtype != input.dtype || dims.is_empty() || dims[0] < 1 { return Err(wrong(format!("{path} is not {} of type {}", input.name, input.dtype))) }
-    let row = data.len() / dims[0] as usize;
-    dims[0] = batch as i64;
-    let rows: Vec<u8> = data.iter().copied().cycle().take(if data.is_empty() { 0 } else { row * batch }).collect();
+    let (bundle, rows) = (open(None, false)?, batch.parse().map_err(|_| wrong("BATCH is a number"))?);
+    let (input, output) = (&bundle.inputs()?[0].name, &bundle.outputs()?[0].name);
     let mut session = bundle.session()?;
-    session.set_input(&input.name, &dims, rows)?;
+    session.load_input(input, path, rows)?;
     session.prefill(0, None)?;
-    let first = &bundle.outputs()?[0];
-    let (sizes, elements) = session.output::<u8>(&first.name)?;
-    write_npy(out, first.dtype, &sizes, elements)?;
-    println!("{}: {} {sizes:?}", out, first.name);
+    session.save_output(output, out)?;
+    println!("{out}: {output} {:?}", session.output::<u8>(output)?.0);
     Ok(true)
 }
 
