@@ -66,7 +66,7 @@ HOOKS = {
     "lower_newer": "replaces nodes of operators newer than opset 24: `(model, dialect)`",
     "LAYERS": "the class of the layer of each `kind` other than softmax",
     "capturing": "replaces functions that a user's module calls in its capture: `(module)`",
-    "TRANSLATIONS": "PyTorch code of operators and functions of others, by name",
+    "TRANSLATIONS": "PyTorch code of operators and functions of other libraries, by name",
     "OPERATORS": "the classes that compute further operators in float64",
     "KNOWN": "further known faults, as in `explain/match`",
     "overflow_notes": "says why a graph overflows: `(path, inputs by name of some cases)`",

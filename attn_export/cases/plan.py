@@ -178,8 +178,8 @@ def _notes(cover: Cover, blocks: BlockSizes) -> Iterator[str]:
     others = [name for name in missed if name not in at_blocks]
     if others:
         yield (
-            f"no case meets {len(others)} of {cover.count} conditions, since a build would take "
-            f"too long: {first_few(others)}"
+            f"not tested, {len(others)} of {cover.count} combinations of sizes and patterns, since "
+            f"a build would take too long: {first_few(others)}"
         )
     for reason, names in (
         ("a build would take too long", missed),

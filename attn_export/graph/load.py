@@ -137,8 +137,10 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
     try:
         model = onnx.load_model_from_string(read_bytes(path, _MOST_BYTES))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"cannot read {path}: no such file") from error
+    except IsADirectoryError as error:
+        raise UsageError(f"{path} is a folder; give an ONNX file in it") from error
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, ValueError) as error:

@@ -51,7 +51,8 @@ def failed_in(path: Path) -> list[str]:
     try:
         report = checked(parse_json(read_text(path)), ReportFile)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the report {path}: {one_line(error)}") from error
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise UsageError(f"cannot read the report {path}: {why}") from error
     failed = (each.case for each in report.verdicts if each.status != "passed")
     names = dict.fromkeys(filter(None, failed))
     if not names:

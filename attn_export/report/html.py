@@ -14,6 +14,7 @@ from attn_export.report import pictures
 from attn_export.report.data import to_json
 from attn_export.report.tables import (
     Summary,
+    advice,
     failure_groups,
     graph_label,
     largest,
@@ -63,10 +64,11 @@ def to_html(report: Report) -> str:
         alone=_alone(report),
         absent=[summary.run for summary in all_summaries if not summary.ran],
         problems=failure_groups(report.failures),
-        advice=_advice(report),
+        advice=advice(report),
         untried=[note for note in report.notes if not isinstance(note, Detail)],
         engines=", ".join(dict.fromkeys(_engine(summary) for summary in ran)),
         graph_label=graph_label,
+        phase_of=phase_of,
         status_text=status_text,
         shown=shown,
         outputs=_outputs(report),
@@ -77,19 +79,6 @@ def to_html(report: Report) -> str:
         reproduce=reproduce_command(report.reproduction),
         is_of_bundle=report.model is None or (report.model.parent / MANIFEST).is_file(),
     )
-
-
-def _advice(report: Report) -> str:
-    """Return what to do about the causes of a report."""
-    said = " ".join(report.explanations)
-    parts = []
-    if "graph is wrong" in said:
-        parts.append("correct the export at the place named above, and compare again")
-    if "graph is right" in said:
-        parts.append("run another graph of the model, or another release or runtime")
-    if report.reproduction is not None:
-        parts.append("repeat the smallest case that fails by the command at the end")
-    return "; ".join(parts or ["see what failed below"]) + "."
 
 
 def render_page(template: str, folder: Path = TEMPLATES, **values: Any) -> str:

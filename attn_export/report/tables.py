@@ -147,17 +147,26 @@ def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]
     return by_case
 
 
-_PHASE = re.compile(r"(_\d+)+$|(?<=changed)[_.].*")
+_PHASE = re.compile(r"(_L?\d+)+$|(?<=changed)[_.].*")
 """Pattern of what names of cases have behind that of a phase: sizes, and an input that changed."""
+
+_SIZE = re.compile(r"_([^\W\d_]+)(\d+)(?=_|$)")
+"""Pattern of the size of an axis in the name of a case of a layer or a module: ``_P17``."""
 
 
 def phase_of(case: str) -> str:
-    """Return the name that cases of one kind have in common."""
-    return _PHASE.sub("", case)
+    """Return the phase that cases have in common; "" for those of a layer without a past."""
+    sizes = dict(_SIZE.findall(case))
+    if sizes.keys() <= {"L"}:
+        phase = _PHASE.sub("", case)
+        return "special" if phase == case else phase
+    if int(sizes.get("P", 0)) == 0:
+        return "prefill" if "P" in sizes else ""
+    return "decode" if sizes.get("L") == "1" else "chunk"
 
 
 def failure_groups(failures: Iterable[Verdict]) -> list[list[Verdict]]:
-    """Return failures of a runtime, a graph and a kind of cases together, the worst first."""
+    """Return failures of a runtime, a graph and a phase together, the worst first."""
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for v in failures:
         key = (v.status, v.runtime, v.graph, phase_of(v.case))
@@ -167,6 +176,19 @@ def failure_groups(failures: Iterable[Verdict]) -> list[list[Verdict]]:
         return -math.inf if verdict.worst is None or math.isnan(verdict.worst) else -verdict.worst
 
     return [sorted(group, key=share) for group in groups.values()]
+
+
+def advice(report: Report) -> str:
+    """Return what to do about the causes of a report."""
+    said = " ".join(report.explanations)
+    parts = []
+    if "graph is wrong" in said:
+        parts.append("correct the export at the place named above, and compare again")
+    if "graph is right" in said:
+        parts.append("run another graph of the model, or another release or runtime")
+    if report.reproduction is not None:
+        parts.append("repeat the smallest case that fails by the command below")
+    return "; ".join(parts or ["see what failed below"]) + "."
 
 
 def _summary(run: RuntimeRun, by_case: dict[str, list[Verdict]]) -> Summary:

@@ -23,6 +23,7 @@ from attn_export.report.tables import (
     Styled,
     Summary,
     Table,
+    advice,
     failure_groups,
     graph_label,
     matrix,
@@ -126,15 +127,16 @@ LONGEST_NOTE = 120
 def print_report(
     report: Report, console: Console, option: str = "--verbose", *, verbose: bool = False
 ) -> None:
-    """Print the explanations, the table, failures, notes and the verdict.
+    """Print the causes, the table, failures, notes and the verdict.
 
     `option`: What shows the rest.
     `verbose`: Whether each failure is printed, and each note as a whole.
     """
     if report.error is not None:
         say(f"[red]{as_text(report.error)}[/]", console)
-    for sentence in report.explanations:
-        say(f"why: {as_text(sentence)}", console)
+    causes = [f"why: {as_text(sentence)}" for sentence in report.explanations]
+    for line in [*causes, f"next: {as_text(advice(report))}"] if causes else ():
+        say(line, console)
     all_summaries = summaries(report)
     ran = [summary for summary in all_summaries if summary.cases]
     few = len({summary.run.runtime for summary in ran}) <= FEW
@@ -174,7 +176,8 @@ def _failures(group: Sequence[Verdict]) -> str:
     what = f"{worst.case} {worst.output}".strip()
     if len(group) > 1:
         outputs = sorted({v.output for v in group})
-        where += f" {phase_of(worst.case)}, {counted(len(cases), 'case')}, {first_few(outputs)}"
+        where = f"{where} {phase_of(worst.case)}".rstrip()
+        where += f", {counted(len(cases), 'case')}, {first_few(outputs)}"
         what = f"worst {what}"
         return f"{status} {as_text(where)}: {as_text(what)}: {as_text(worst.message)}"
     return f"{status} {as_text(f'{where} {what}')}: {as_text(worst.message)}"

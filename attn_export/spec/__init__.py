@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from attn_export.errors import SpecError
+from attn_export.errors import SpecError, choose
 from attn_export.interface import Input, Shape, Threshold, Traits
 from attn_export.spec import rules
 from attn_export.spec.fields import INT4_BLOCK, NO_MASK, REMOVED, SOFTMAX, AttentionFields
@@ -259,7 +259,7 @@ class AttentionSpec(AttentionFields):
             SpecError: If there is no such variant, or if a change contradicts it.
         """
         if name not in VARIANTS:
-            raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
+            raise SpecError(f"unknown variant {name!r}; {choose(str(name), VARIANTS)}")
         values = {**_USUAL, **changes}
         # Sizes first, since the fields of the variant depend on them.
         sizes = ("embed_dim", "num_heads", "head_dim")

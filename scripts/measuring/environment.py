@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.parts.benchmarks.bench import machine
+
+START = time.monotonic()
+"""The time at which this script started."""
 
 
 def let_children_import() -> None:
@@ -42,10 +47,12 @@ def write_page(path: Path, text: str, facts: Mapping[str, Any] | None = None) ->
 
 
 def made_by(facts: Mapping[str, Any] | None = None) -> str:
-    """Return the line of a page: command, commit, date, machine and versions."""
+    """Return the line of a page: command, commit, date, minutes, machine and versions."""
     facts = facts or machine()
     command = shlex.join([f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    return f"`{command}`, commit {commit()}, {facts['date'].split()[0]}: {made_on(facts)}."
+    minutes = math.ceil((time.monotonic() - START) / 60)
+    date = facts["date"].split()[0]
+    return f"`{command}`, commit {commit()}, {date}, {minutes} min: {made_on(facts)}."
 
 
 def commit() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.external_data_helper import load_external_data_for_tensor, set_external_data
+from onnx.external_data_helper import set_external_data
+from onnx.helper import tensor_dtype_to_np_dtype
 
 
 class Wrong:
@@ -57,10 +59,16 @@ class Wrong:
         return str(self._random.choice([n for n, rank in found.items() if (rank == 2) is matrices]))
 
     def _array(self, name: str) -> np.ndarray:
-        weight = onnx.TensorProto()
-        weight.CopyFrom(self.weights[name])
-        load_external_data_for_tensor(weight, str(self.path.parent))
-        return onnx.numpy_helper.to_array(weight).copy()
+        weight = self.weights[name]
+        if not weight.external_data:
+            return onnx.numpy_helper.to_array(weight).copy()
+        stored = {entry.key: entry.value for entry in weight.external_data}
+        file, dtype = (
+            self.path.parent / stored["location"],
+            tensor_dtype_to_np_dtype(weight.data_type),
+        )
+        array = np.fromfile(file, dtype, math.prod(weight.dims), offset=int(stored["offset"]))
+        return array.reshape(weight.dims)
 
     def _take_from(self, name: str, other: str) -> None:
         weight = onnx.TensorProto()

@@ -39,7 +39,9 @@ WRONG_USE = [
             (("compare", "a.onnx", "b.onnx"), "--relation", "a", "b"),
         )
     ),
-    (("build", "--variant", "mlp"), 2, "unknown variant 'mlp'"),
+    (("build", "--variant", "mqq"), 2, "unknown variant 'mqq'; did you mean mqa?"),
+    (("check", "."), 2, ". is a folder; give an ONNX file in it"),
+    (("embed", "BUNDLE", "nothing.txt"), 2, "cannot read nothing.txt: No such file"),
     (("build", "--variant", "gqa", "--num-kv-heads", "3"), 2,
      "num_heads 8 does not divide by num_kv_heads 3; choose one of 1, 2, 4, 8"),
     (("build", "--embed-dim", "10", "--num-heads", "4"), 2,

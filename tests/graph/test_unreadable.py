@@ -53,7 +53,7 @@ def test_a_missing_file_is_refused_with_the_reason(tmp_path):
 
 def test_a_folder_is_refused_with_the_reason(tmp_path):
     (tmp_path / "model.onnx").mkdir()
-    assert "Is a directory" in refusal_of(tmp_path / "model.onnx")
+    assert "model.onnx is a folder; give an ONNX file in it" in refusal_of(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(

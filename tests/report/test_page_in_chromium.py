@@ -133,7 +133,7 @@ def test_a_page_has_the_texts_for_screen_readers(name: str, files: dict[str, Pat
         assert any(re.search(rf"{part} of \w+: \d+ by \d+ elements", p) for p in pictures)
     assert all(pictures)
     tables = [text for role, text in found if role == "table"]
-    assert len(tables) == (2 if name == "passed" else 4)
+    assert len(tables) == (2 if name == "passed" else 3)
     assert all(tables)
     # Each cell of the cases is heard as one choice.
     choices = [text for role, text in found if role == "radio"]

@@ -102,6 +102,28 @@ def test_failures_of_a_kind_are_one_line_with_the_worst():
     ]
 
 
+def test_failures_of_a_layer_are_a_line_for_each_phase_below_what_to_do():
+    names = {
+        "prefill": ("shape_B1_P0_L5", "sharp_left_padding_B2_P0_L1"),
+        "decode": ("shape_B1_P5_L1", "right_padding_B3_P17_L1"),
+        "chunk": ("shape_B1_P5_L2", "tiny_values_B2_P9_L7"),
+        "special": ("base", "nan_in_rows"),
+        "changed": ("changed_query", "changed_attn_mask"),
+        "far_past": ("far_past_1040_L3", "far_past_2047"),
+        "": ("shape_batch2_seq5", "outliers_B3_L2"),
+    }
+    cases = [case for pair in zip(*names.values(), strict=True) for case in pair]
+    verdicts = tuple(verdict("bad", "failed", 2.0, case=case) for case in cases)
+    report = Report("m", (run("bad"),), verdicts, {}, (), explanations=("the graph is wrong",))
+    said = printed(report, terminal=False).splitlines()
+    assert said[:2] == [
+        "why: the graph is wrong",
+        "next: correct the export at the place named above, and compare again.",
+    ]
+    starts = [line.partition(": ")[0] for line in said if ": worst" in line]
+    assert starts == [f"failed bad standard {k}, 2 cases, output".replace(" ,", ",") for k in names]
+
+
 def test_a_note_is_cut_and_a_detail_is_counted_but_for_verbose():
     notes = ("short", f"long {'word ' * 40}", Detail("what was tried"))
     report = Report("m", (run("good"),), (verdict("good", "passed", 0.5),), {}, notes)

@@ -110,7 +110,8 @@ def _lines(file: str) -> list[str]:
         try:
             text = read_text(Path(file))
         except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {printable(file, 200)}: {one_line(error)}") from error
+            why = getattr(error, "strerror", None) or one_line(error)
+            raise UsageError(f"cannot read {printable(file, 200)}: {why}") from error
     lines = text.removesuffix("\n").split("\n")
     if not text:
         raise UsageError("there is no text; give FILE, --text or --ids")

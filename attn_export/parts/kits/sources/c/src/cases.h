@@ -1,4 +1,4 @@
-/* The golden cases of the bundle, each run and judged. */
+/* The test cases of the bundle, each run and judged. */
 #ifndef CASES_H
 #define CASES_H
 
