@@ -17,7 +17,7 @@ class ErrorProfile:
     """Errors along one axis of an output: the largest at each place, over all other axes.
 
     Attributes:
-        values: Errors of rows of the last axis, divided by the error allowed; None for a wrong NaN
+        values: Errors of rows of the last axis, divided by the tolerance; None for a wrong NaN
             or zero. Where there are many, neighbours share a value.
     """
 
@@ -40,9 +40,9 @@ class ErrorMap:
         expected: The correct value of that element.
         relative_to: The norm by which errors are divided.
         cell: The row and column of the cell with the worst element.
-        truth: Heat map of the correct values.
+        reference: Heat map of the correct values.
         runtime: Heat map of the runtime's values.
-        difference: Heat map of the errors, divided by the error allowed.
+        difference: Heat map of the errors, divided by the tolerance.
         profiles: Errors along each axis but the last that has more than one place.
     """
 

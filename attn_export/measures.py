@@ -1,4 +1,4 @@
-"""Distance of an array from the truth: relative L2 over the whole and over rows.
+"""Distance of an array from the reference: relative L2 over the whole and over rows.
 
 The Python kit ships this file, so it must not import anything of this package.
 """
@@ -16,7 +16,7 @@ _SAFE = (1e-100, 1e100)
 
 @dataclasses.dataclass(frozen=True)
 class Measures:
-    """Relative L2 distances from the truth.
+    """Relative L2 distances from the reference.
 
     Attributes:
         whole: ‖x − t‖ / ‖t‖ over all elements that are finite in both; 0 where t is all zero.
@@ -27,15 +27,15 @@ class Measures:
     row: float
 
 
-def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
-    """Return the relative L2 distances of `x` from the truth.
+def measure(x: np.ndarray, reference: np.ndarray) -> Measures:
+    """Return the relative L2 distances of `x` from the reference.
 
     Elements that are infinite or NaN in one array count as 0 in both; `wrong_kinds` compares them.
 
     `x`: An output, of any shape; rows are along the last axis.
-    `truth`: The float64 truth, of the same shape.
+    `reference`: The float64 reference, of the same shape.
     """
-    t, r = truth.astype(np.float64, copy=False), x.astype(np.float64, copy=False)
+    t, r = reference.astype(np.float64, copy=False), x.astype(np.float64, copy=False)
     if not (np.isfinite(t).all() and np.isfinite(r).all()):
         usable = np.isfinite(t) & np.isfinite(r)
         t, r = np.where(usable, t, 0.0), np.where(usable, r, 0.0)
@@ -57,9 +57,9 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
     return Measures(whole, row)
 
 
-def zero_rows(truth: np.ndarray) -> np.ndarray:
-    """Return a mask `truth.shape[:-1]` of the rows of the last axis that are 0 in every element."""
-    return np.asarray((np.atleast_1d(truth) == 0).all(axis=-1))
+def zero_rows(reference: np.ndarray) -> np.ndarray:
+    """Return a mask of the rows of the last axis that are 0 in every element."""
+    return np.asarray((np.atleast_1d(reference) == 0).all(axis=-1))
 
 
 def eps(dtype: np.dtype) -> float:
@@ -74,18 +74,18 @@ def eps(dtype: np.dtype) -> float:
 EPS_FLOAT32 = eps(np.dtype(np.float32))
 
 
-def measure_strictly(x: np.ndarray, truth: np.ndarray) -> Measures:
+def measure_strictly(x: np.ndarray, reference: np.ndarray) -> Measures:
     """Return the relative L2 distances of `x`, or infinity where `measure` would ignore an error.
 
     They are infinite if the shapes differ, if `x` has NaN or infinities at other indices than the
-    truth, or if a row that must be 0 is not.
+    reference, or if a row that must be 0 is not.
 
     `x`: An array of any shape.
-    `truth`: The truth, of any shape.
+    `reference`: The reference, of any shape.
     """
-    if x.shape != truth.shape:
+    if x.shape != reference.shape:
         return Measures(np.inf, np.inf)
-    r, t = x.astype(np.float64), truth.astype(np.float64)
+    r, t = x.astype(np.float64), reference.astype(np.float64)
     if any(wrong.any() for _, wrong in wrong_kinds(r, t)):
         return Measures(np.inf, np.inf)
     return measure(r, t)
@@ -100,11 +100,11 @@ Index = tuple[int, ...]
 def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield errors that have no relative size: a description, and a mask of the wrong elements.
 
-    These are NaN and infinities at other indices than in the truth, and elements that are not 0 in
-    a row that is 0 in the truth.
+    These are NaN and infinities at other indices than in the reference, and elements that are not 0
+    in a row that is 0 in the reference.
 
     `r`: A runtime's output, float64.
-    `t`: The truth, float64, of the same shape.
+    `t`: The reference, float64, of the same shape.
     """
     finite = np.isfinite(np.atleast_1d(t))
     if not (finite.all() and np.isfinite(r).all()):
@@ -121,7 +121,7 @@ def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
     """Return the index of the largest difference: in the whole output, or in its worst row.
 
     `r`: A runtime's output, float64.
-    `t`: The truth, float64, of the same shape, with at least one element.
+    `t`: The reference, float64, of the same shape, with at least one element.
     """
     d = scaled_differences(r, t)
     if by_row and d.ndim:
@@ -138,7 +138,7 @@ def scaled_differences(r: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return |r − t| as shares of the largest element of t; 0 if either is not finite.
 
     `r`: A runtime's output, float64.
-    `t`: The truth, float64, of the same shape.
+    `t`: The reference, float64, of the same shape.
     """
     usable = np.isfinite(r) & np.isfinite(t)
     # Squares of shares neither overflow nor underflow.
@@ -150,7 +150,7 @@ def element_errors(r: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return |r − t|: 0 where both are the same infinity or NaN, infinite where one is not finite.
 
     `r`: A runtime's output, float64.
-    `t`: The truth, float64, of the same shape.
+    `t`: The reference, float64, of the same shape.
     """
     same = (r == t) | (np.isnan(r) & np.isnan(t))
     with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf, and sums beyond float64
@@ -182,17 +182,17 @@ def judged_rows(
 
 
 def fill_ignored_rows(
-    got: np.ndarray, truth: np.ndarray, rows: Sequence[int], compared: Sequence[int] = ()
+    got: np.ndarray, reference: np.ndarray, rows: Sequence[int], compared: Sequence[int] = ()
 ) -> np.ndarray:
-    """Return an output in which the batch elements that are not compared are those of the truth.
+    """Return an output whose batch elements that are not compared are those of the reference.
 
     `got`: A runtime's output, `[B, ...]`.
-    `truth`: The truth, of the same shape.
+    `reference`: The reference, of the same shape.
     """
     if not rows or not got.size or not got.ndim:
         return got
     filled = got.copy()
-    filled[list(rows)] = truth[list(rows)]
+    filled[list(rows)] = reference[list(rows)]
     if compared:
         by_row = filled.reshape(-1, got.shape[-1])
         actual, right = got.reshape(by_row.shape)[list(compared)], by_row[list(compared)]

@@ -1,6 +1,6 @@
 """Distance of a quantised model from the float model, and budgets for it.
 
-It is no part of a verdict: verdicts compare runtimes with the truth of the quantised model.
+It is no part of a verdict: verdicts compare runtimes with the reference of the quantised model.
 """
 
 from __future__ import annotations

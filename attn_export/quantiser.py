@@ -2,8 +2,8 @@
 
 onnxruntime.quantization and neural-compressor are not used, because they rewrite whole graphs and
 choose arbitrary float32 scales. The scales here have few digits, so that
-``(integer - zero point) * scale`` is exact in float32: the module, the graph and the float64 truth
-have bitwise the same weights.
+``(integer - zero point) * scale`` is exact in float32: the module, the graph and the float64
+reference have bitwise the same weights.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from attn_export.error_maps import ErrorMap
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted, printable
 from attn_export.quality import Budget, Quality
-from attn_export.schema import Allowed, GraphFile, Text
+from attn_export.schema import GraphFile, Text, Tolerance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +68,7 @@ MOST_LINES = 20
 
 @dataclasses.dataclass(frozen=True)
 class LayerError:
-    """The error of one layer of a graph, in float64, on the input that it has in the truth.
+    """The error of one layer of a graph, in float64, on the input that it has in the reference.
 
     Attributes:
         graph: The name of the graph.
@@ -105,7 +105,7 @@ class Case:
         contents: The names of the changes of random inputs.
         ignored_rows: Indices of batch elements with NaN or Inf, or with padding. They are not
             compared, except in rows that `Golden.determined` names.
-        judged_rows: Those rows, by output, if they are known before the truth is.
+        judged_rows: Those rows, by output, if they are known before the reference is.
     """
 
     name: str
@@ -137,26 +137,26 @@ class Golden:
         case: The case.
         expected: The float64 reference, rounded to the outputs' dtypes.
         eager: The outputs of the module itself.
-        allowed: The tolerance by output; None for integers and bools, which must be equal.
-        unusable: The reasons that outputs are not compared, such as infinities or ties.
+        tolerance: The tolerance by output; None for integers and bools, which must be equal.
+        uncompared: The reasons that outputs are not compared, such as infinities or ties.
         tied: For outputs with ties, a boolean mask of the elements that ties decide. Not stored.
         determined: The rows of `ignored_rows` that are compared nonetheless, by output: their
             numbers, counted through all axes but the last.
         budgets: The limits that alone judge the sizes of errors, over all cases; () for the rule.
         rounded: The tolerance of graphs that round inputs of products to 8 bits, by output.
         floats: The outputs of the model before its weights were rounded, if it is measured here.
-        rounds_inputs: Whether `allowed` is `rounded`, which has no limit.
+        rounds_inputs: Whether `tolerance` is `rounded`, which has no limit.
     """
 
     case: Case
     expected: Arrays
     eager: Arrays
-    allowed: Mapping[str, Allowed | None]
-    unusable: Mapping[str, str]
+    tolerance: Mapping[str, Tolerance | None]
+    uncompared: Mapping[str, str]
     tied: Arrays = dataclasses.field(default_factory=dict)
     determined: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
-    rounded: Mapping[str, Allowed | None] = dataclasses.field(default_factory=dict)
+    rounded: Mapping[str, Tolerance | None] = dataclasses.field(default_factory=dict)
     floats: Arrays = dataclasses.field(default_factory=dict)
     rounds_inputs: bool = False
 
@@ -164,8 +164,8 @@ class Golden:
         """Return the case as it judges a graph."""
         if not file.exact or self.rounds_inputs:
             return self
-        allowed = self.rounded or dict.fromkeys(self.allowed)
-        return dataclasses.replace(self, allowed=allowed, rounds_inputs=True)
+        tolerance = self.rounded or dict.fromkeys(self.tolerance)
+        return dataclasses.replace(self, tolerance=tolerance, rounds_inputs=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +202,8 @@ class TensorNames:
             for field in (
                 "expected",
                 "eager",
-                "allowed",
-                "unusable",
+                "tolerance",
+                "uncompared",
                 "tied",
                 "determined",
                 "rounded",
@@ -224,9 +224,9 @@ class Verdict:
 
     Attributes:
         message: The reason that the output did not pass; else empty.
-        whole: The relative L2 error against the truth; None if it was not measured.
+        whole: The relative L2 error against the reference; None if it was not measured.
         row: The largest relative L2 error of a slice along the last axis.
-        worst: The larger of both, each divided by the error allowed. NaN for a wrong NaN, and
+        worst: The larger of both, each divided by the tolerance. NaN for a wrong NaN, and
             infinite for a wrong infinity, or if a value that must be 0 is not.
         max_abs: The largest absolute difference from eager, over finite elements.
         max_rel: The largest difference from eager relative to eager, over elements that are not 0.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from attn_export.dialect_names import STANDARD
@@ -218,11 +218,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} takes {end} as int32, which is not an input of int64")
 
 
-class Allowed(Struct, frozen=True, forbid_unknown_fields=True):
-    """Relative L2 error allowed for one output; infinite after some failed builds.
+class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
+    """Relative L2 tolerance for one output; infinite after some failed builds.
 
     Attributes:
-        row: The error allowed for any row of the last axis.
+        row: The tolerance for any row of the last axis.
     """
 
     whole: Annotated[float, Meta(gt=0)]
@@ -234,7 +234,7 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     Attributes:
         shapes: The shape of each output of which the rows in `determined` alone are stored.
-        rounded: The error allowed of graphs that round inputs of products to 8 bits.
+        rounded: The tolerance of graphs that round inputs of products to 8 bits.
     """
 
     name: Name
@@ -244,11 +244,11 @@ class CaseEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     ignored_rows: tuple[Count, ...]
     sizes: dict[Name, Count]
     folder: Annotated[str, Meta(pattern=r"\Atest_data_set_[0-9]{1,6}\Z")]
-    allowed: dict[Name, Allowed | None]
-    unusable: dict[Name, _Reason]
+    tolerance: dict[Name, Tolerance | None] = field(name="allowed")
+    uncompared: dict[Name, _Reason] = field(name="unusable")
     determined: dict[Name, tuple[Count, ...]] = {}
     shapes: dict[Name, Annotated[list[Count], Meta(min_length=2, max_length=8)]] = {}
-    rounded: dict[Name, Allowed | None] = {}
+    rounded: dict[Name, Tolerance | None] = {}
 
 
 class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -261,11 +261,11 @@ class GoldenIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     def __post_init__(self) -> None:
         """Check rules that involve several fields."""
-        for field in ("name", "folder"):
-            if len({getattr(case, field) for case in self.cases}) < len(self.cases):
-                raise ValueError(f"two cases have one {field}")
+        for key in ("name", "folder"):
+            if len({getattr(case, key) for case in self.cases}) < len(self.cases):
+                raise ValueError(f"two cases have one {key}")
         for case in self.cases:
-            missing = set(self.outputs) - set(case.allowed)
+            missing = set(self.outputs) - set(case.tolerance)
             missing |= set(self.outputs) - set(case.rounded or self.outputs)
             if missing:
                 raise ValueError(f"{case.name} gives no tolerance for {min(missing)}")

@@ -22,7 +22,7 @@ commands/cli commands/old_bundles explain/patterns
 float64/bounded float64/exporters_operators float64/loops
 graph/canonical graph/checks graph/computed_masks graph/lower_ort graph/lower_portable
 graph/opset18_table judge/judge judge/measures parts/probe/readings report/terminal source_files
-spec/any_spec spec/spec_files spec/spec_refusals spec/spec_values truth/rounding truth/ties
+spec/any_spec spec/spec_files spec/spec_refusals spec/spec_values reference/rounding reference/ties
 weights/weight_config weights/weight_config_errors weights/weight_sources
 """
 QUICK = frozenset(_QUICK.split())

@@ -18,8 +18,8 @@ from attn_export.runtimes.catalogue import packages, runtime
 pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
 
 STAGES = (
-    "", "spec", "bundle", "attention", "weights", "graph", "cases", "float64", "export", "truth",
-    "runtimes", "judge", "explain", "report", "commands", "parts",
+    "", "spec", "bundle", "attention", "weights", "graph", "cases", "float64", "export",
+    "reference", "runtimes", "judge", "explain", "report", "commands", "parts",
 )  # fmt: skip
 """Folders in the order of the way that data goes. A file imports from its own folder and from those
 before it; "" has the files beside the folders."""
@@ -31,9 +31,9 @@ ENTRANCES = {"__init__", "__main__", "pytest_plugin"}
 """Files beside the folders that import from all of them, and that no other file imports."""
 
 WITH_TORCH = (
-    "attention/", "weights/", "user_module", "export/", "truth/float64_mode", "truth/decisions",
-    "truth/graph_oracle", "truth/notes", "truth/operations", "truth/oracle",
-    "truth/rounding", "truth/ties",
+    "attention/", "weights/", "user_module", "export/", "reference/float64_mode",
+    "reference/decisions", "reference/graph_oracle", "reference/notes", "reference/operations",
+    "reference/oracle", "reference/rounding", "reference/ties",
     "parts/attention_operators/fused_kernels", "parts/benchmarks/peers",
     "parts/benchmarks/torch_layers", "parts/linear_attention/called_rules",
     "parts/linear_attention/linear_layer", "parts/probe/pytorch",
@@ -74,7 +74,7 @@ ONLY_IN = {
         "__init__",
         "attention/",
         "export/",
-        "truth/float64_mode",
+        "reference/float64_mode",
         "parts/",
     ),
     "attn_export.spec": (
@@ -84,7 +84,7 @@ ONLY_IN = {
         "attention/",
         "weights/",
         "export/subject",
-        "truth/reference",
+        "reference/reference",
         "runtimes/decode_session",
         "commands/",
         "parts/",
@@ -233,7 +233,7 @@ def test_a_package_is_imported_only_where_it_belongs(package):
         ("attn_export.parts.probe.run_probes", "torch onnx_ir onnxruntime"),
         ("attn_export.report.terminal", "torch numpy onnx"),
         ("attn_export.judge.replay", "torch onnx onnxruntime"),
-        ("attn_export.truth.oracle", "attn_export.weights attn_export.float64.evaluate"),
+        ("attn_export.reference.oracle", "attn_export.weights attn_export.float64.evaluate"),
     ],
 )
 def test_a_module_starts_without_what_it_does_not_need(module, without):

@@ -1,7 +1,7 @@
 """Golden vectors on disk: `test_data_set_N/input_I.pb, output_I.pb` and an index.
 
 The layout is that of ONNX's backend tests, so `onnx_test_runner` reads it too. In addition to the
-truth (`output_I.pb`) there are eager's outputs (`eager_I.pb`).
+reference (`output_I.pb`) there are eager's outputs (`eager_I.pb`).
 
 numpy is imported inside functions: `verify` starts the runtimes' processes before that.
 """
@@ -55,7 +55,7 @@ def data_set(number: int) -> str:
 
 
 def write_outputs(folder: Path, number: int, golden: Golden) -> Golden:
-    """Write the truth and eager's outputs of a case into the folder of its inputs.
+    """Write the reference and eager's outputs of a case into the folder of its inputs.
 
     Returns:
         The case, whose large outputs are views of these files.
@@ -142,7 +142,7 @@ def _entry(number: int, golden: Golden) -> CaseEntry:
     case = golden.case
     return CaseEntry(
         case.name, case.kind, case.about, case.contents, case.ignored_rows, dict(case.sizes),
-        data_set(number), dict(golden.allowed), dict(golden.unusable), dict(golden.determined),
+        data_set(number), dict(golden.tolerance), dict(golden.uncompared), dict(golden.determined),
         rounded=dict(golden.rounded),
     )  # fmt: skip
 
@@ -158,11 +158,11 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
     stored = read_tensors(case_folder, "output", index.outputs)
     expected = {name: _whole(array, name, entry) for name, array in stored.items()}
     eager = expected if entry.shapes else read_tensors(case_folder, "eager", index.outputs)
-    for name, truth in expected.items():
-        if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
+    for name, reference in expected.items():
+        if (reference.shape, reference.dtype) != (eager[name].shape, eager[name].dtype):
             raise ValueError(f"{case.name} has two shapes or types of {name}")
-        is_read = truth.ndim and truth.size  # nothing of an empty output is compared
-        if is_read and any(row >= len(truth) for row in case.ignored_rows):
+        is_read = reference.ndim and reference.size  # nothing of an empty output is compared
+        if is_read and any(row >= len(reference) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
     for name, rows in entry.determined.items():
         ignored = case.ignored_rows if expected[name].size else ()
@@ -170,7 +170,7 @@ def _read_case(folder: Path, index: GoldenIndex, entry: CaseEntry) -> Golden:
         if any(row // per_element not in ignored for row in rows):
             raise ValueError(f"{case.name} compares rows of {name} that it does not ignore")
     return Golden(
-        case, expected, eager, entry.allowed, entry.unusable, determined=entry.determined,
+        case, expected, eager, entry.tolerance, entry.uncompared, determined=entry.determined,
         rounded=entry.rounded,
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ class GoldenEvidence:
 
     Attributes:
         quality: The distance of a quantised model from the float model.
-        runs: The run of the stored truth, if it is judged by a new one.
+        runs: The run of the stored reference, if it is judged by a new one.
         error: The error if stored cases differ from those that are computed anew.
     """
 

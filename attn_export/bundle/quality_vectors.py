@@ -212,7 +212,7 @@ def measured_folders(folder: Path) -> list[str]:
 def read_quality(
     folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget], spec: str = ""
 ) -> tuple[Quality | None, Sequence[Golden]]:
-    """Return the distances of the stored truths from the stored outputs of the unquantised model.
+    """Return the distances of the stored outputs from those of the unquantised model.
 
     `spec`: The text of the bundle's spec, by which the distances are part of the evidence; "" if
     the bundle has none.

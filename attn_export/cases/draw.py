@@ -191,7 +191,7 @@ class Interface:
         return {**self.bounds, **found}
 
     def case_bytes(self, sizes: Sizes) -> int:
-        """Return the size in bytes of a case on disk, with its outputs twice: truth and eager."""
+        """Return the size in bytes of a case on disk, whose outputs are there twice."""
         dtypes = {name: numpy_dtype(input_.dtype) for name, input_ in self.inputs.items()}
         # The element size of outputs is that of the widest floating input.
         floating = [dtype.itemsize for dtype in dtypes.values() if is_floating(dtype)]

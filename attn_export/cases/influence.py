@@ -121,7 +121,7 @@ def _differing(array: np.ndarray, other: np.ndarray, low: int, high: int) -> np.
 # -- what they show -------------------------------------------------------------------------------
 
 CLEARLY = 100
-"""The change of an output, as a multiple of its allowed error, that shows an input's influence."""
+"""The change of an output, as a multiple of its tolerance, that shows an input's influence."""
 
 ENOUGH = 0.1
 """The change of an output, relative to the output, that is enough if `CLEARLY` requires more."""
@@ -133,7 +133,7 @@ def find_influence(
     """Draw the base case and those that change one input again until each input changes an output.
 
     Returns:
-        The cases, and the truth of those that were computed, by name.
+        The cases, and the reference of those that were computed, by name.
     """
     first: dict[str, Golden] = {}
     for attempt in range(len(_ATTEMPTS)):
@@ -152,16 +152,16 @@ def find_influence(
 def _attempt(
     interface: Interface, attempt: int, golden_of: Callable[[Case], Golden], clearly: float
 ) -> tuple[dict[str, Golden], bool]:
-    """Return the truth of the cases of one attempt, and whether they show every influence."""
+    """Return the reference of the cases of one attempt, and whether they show every influence."""
     base = golden_of(base_case(interface, attempt))
-    computed, reacting, all_move = {BASE: base}, set[str](), not base.unusable
+    computed, reacting, all_move = {BASE: base}, set[str](), not base.uncompared
     for name in interface.inputs:
         moved: set[str] = set()
         for case in changed_cases(interface, name, attempt):
             changed = golden_of(case)
             computed.setdefault(case.name, changed)
             moved = {out for out in base.expected if _moves(base, changed, out, clearly)}
-            if moved and not changed.unusable:
+            if moved and not changed.uncompared:
                 computed[case.name] = changed
                 break
         all_move &= bool(moved)
@@ -196,18 +196,18 @@ def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None
 
 
 def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
-    allowed = base.allowed[output]
+    tolerance = base.tolerance[output]
     before, after = base.expected[output], changed.expected[output]
     if before.shape != after.shape:
         raise ExportError(
             f"the shape of {output} depends on values: {list(before.shape)} and "
             f"{list(after.shape)} for inputs of the same sizes; give it a shape of its own"
         )
-    if allowed is None:
+    if tolerance is None:
         return bool((before != after).any())
     if not before.any():
         return bool(after.any())
-    if allowed.whole == math.inf:
+    if tolerance.whole == math.inf:
         raise ExportError(
             f"the tolerance for {output} is infinite in the case {base.case.name}, so nothing "
             "it shows could be wrong: rounding makes values of the module infinite or NaN; keep "
@@ -217,5 +217,5 @@ def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
     # A change is seldom much larger than the output itself. A long past may hide it in the whole.
     return any(
         moved > min(clearly * error, max(ENOUGH, error))
-        for moved, error in ((change.whole, allowed.whole), (change.row, allowed.row))
+        for moved, error in ((change.whole, tolerance.whole), (change.row, tolerance.row))
     )

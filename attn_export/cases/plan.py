@@ -50,7 +50,7 @@ CASE_BYTES = 3 * GOLDEN_BYTES
 
 _RUN_BYTES, _FEW_WEIGHTS = 9 * GOLDEN_BYTES, 2**20
 """Largest size of all cases as they are run, of modules of so few weights. Of large cases, seeds of
-inputs and some rows of outputs are stored: see `truth.stored_evidence`."""
+inputs and some rows of outputs are stored: see `reference.stored_evidence`."""
 
 
 @dataclasses.dataclass(frozen=True)

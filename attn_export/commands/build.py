@@ -212,7 +212,7 @@ def _judge(
     pool.run.progress.phase("exporting")
     from attn_export.commands.golden_vectors import overflow_notes
     from attn_export.export.export import export
-    from attn_export.truth.reference import of_subject
+    from attn_export.reference.reference import of_subject
 
     exported = export(subject)
     of_graph = *subject.notes, *exported.notes

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
     from attn_export.explain.eager_values import ValueReference
     from attn_export.export.subject import Subject
+    from attn_export.reference.reference import Reference
+    from attn_export.reference.tolerance import BaseOracle
     from attn_export.results import Golden, LayerError
-    from attn_export.truth.allowed import TruthSource
-    from attn_export.truth.reference import Reference
 
 _EXAMPLES = (
     "compare --model Llama-3.2-1B --graphs exported",
@@ -187,7 +187,7 @@ def compare(
     output: Path | str | None = None,
     reproduction: Path | None = None,
 ) -> Report:
-    """Run a graph in runtimes, and judge the outputs by the truth of a module or another graph.
+    """Run a graph in runtimes, and judge the outputs by a module or another graph.
 
     `names`: `{name in the reference: name in the graph}`, of inputs and outputs. Others are matched
     by equal names, and the remaining ones by position.
@@ -198,7 +198,7 @@ def compare(
     Returns:
         The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
     """
-    from attn_export.truth.reference import read_reference
+    from attn_export.reference.reference import read_reference
 
     run, path = RunOptions.of(run), Path(graph)
     check_installed("torch")
@@ -303,7 +303,7 @@ def judge_compared(
 
 
 def _layers(
-    path: Path, report: Report, goldens: Sequence[Golden], oracle: TruthSource, names: TensorNames
+    path: Path, report: Report, goldens: Sequence[Golden], oracle: BaseOracle, names: TensorNames
 ) -> tuple[tuple[LayerError, ...], tuple[str, ...]]:
     """Return the error of each layer of a graph that fails, and a sentence, as far as known."""
     failed = {verdict.case for verdict in report.verdicts if verdict.status == "failed"}

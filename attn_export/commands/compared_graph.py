@@ -23,7 +23,7 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.truth.reference import Reference
+    from attn_export.reference.reference import Reference
 
 
 def read_compared(path: Path, limits: Limits) -> Graph[onnx.ModelProto]:

@@ -117,7 +117,7 @@ def _explain_graph(
 ) -> Explanation:
     """Explain why a runtime's outputs for a graph differ from a module's; see `explain`."""
     from attn_export.commands.explain_bundle import explain
-    from attn_export.truth.reference import read_reference
+    from attn_export.reference.reference import read_reference
 
     check_installed("torch")
     compared = read_compared(graph, run.limits)

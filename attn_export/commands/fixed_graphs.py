@@ -1,4 +1,4 @@
-"""Graphs of others with inputs that are fixed to a value: the option --fix-input."""
+"""Graphs with inputs that are fixed to a value: the option --fix-input."""
 
 from __future__ import annotations
 

@@ -25,25 +25,25 @@ from attn_export.tensorfile import mapped
 if TYPE_CHECKING:
     from attn_export.cases.plan import Plan
     from attn_export.export.subject import Subject
-    from attn_export.truth.allowed import TruthSource
+    from attn_export.reference.tolerance import BaseOracle
 
 
 def golden_vectors(
     folder: Path,
     plan: Plan,
-    oracle: TruthSource,
+    oracle: BaseOracle,
     start: Start,
     progress: Progress,
     *,
     has_narrow_dtypes: bool,
     names: TensorNames | None = None,
 ) -> tuple[list[Golden], tuple[str, ...]]:
-    """Write the cases, start the runtimes on them, and compute the truth meanwhile.
+    """Write the cases, start the runtimes on them, and compute the reference meanwhile.
 
     `has_narrow_dtypes`: Whether the subject has types narrower than float32.
 
     Returns:
-        The cases with their truth, under the graph's names; and notes for the reader of a report.
+        The cases with their reference, under the graph's names; and notes for the report.
     """
     computed, usable, notes = dict[str, Golden](), list(plan.cases), list[str]()
     if not plan.is_settled:
@@ -55,7 +55,7 @@ def golden_vectors(
         cast("dict[str, np.ndarray]", case.inputs).update(mapped(at.folder, "input", case.inputs))
     runs = start(stored)
     progress.expect(len(usable) + runs)
-    # Some file systems take longer to create files than the truth of a small case takes.
+    # Some file systems take longer to create files than the reference of a small case takes.
     with ThreadPoolExecutor(max_workers=1) as writer:
         written, unnamed = [], list[Golden]()
         left = [case for case in usable if case.name not in computed]
@@ -76,7 +76,7 @@ def golden_vectors(
 
 
 def _clearly(has_narrow_dtypes: bool) -> float:
-    # With narrow types the allowed error is large; the check was also made in float32.
+    # With narrow types the tolerance is large; the check was also made in float32.
     return 1.0 if has_narrow_dtypes else CLEARLY
 
 
@@ -110,15 +110,15 @@ def overflow_notes(graph: Path, planned: Sequence[Case], notes: Sequence[str]) -
 
 
 def _usable_cases(
-    plan: Plan, oracle: TruthSource, *, has_narrow_dtypes: bool
+    plan: Plan, oracle: BaseOracle, *, has_narrow_dtypes: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Select the planned cases that are usable as evidence, before they are run.
 
     Large inputs with which the module overflows are scaled down. Cases with contents that the
-    module does not support are left out. This needs the truth of the cases in question.
+    module does not support are left out. This needs the reference of the cases in question.
 
     Returns:
-        The truth computed so far, by the names of cases; the cases to run; and notes for the
+        The reference computed so far, by the names of cases; the cases to run; and notes for the
         reader of a report.
     """
     delicate = has_narrow_dtypes or oracle.is_narrower or oracle.has_short_rows()
@@ -154,7 +154,7 @@ def _usable_cases(
         if is_own_layer and not (case.may_overflow or delicate):
             selected.append(case)
             continue
-        golden = _truth_of(case, known, golden_of, oracle)
+        golden = _reference_of(case, known, golden_of, oracle)
         reason = _reason_to_leave_out(case, golden, is_own_layer=is_own_layer)
         if golden is None or reason:
             names[reason].append(case.name)
@@ -171,28 +171,28 @@ def _usable_cases(
     return computed, selected, notes
 
 
-def _truth_of(
+def _reference_of(
     case: Case, known: Mapping[str, Golden], golden_of: Callable[[Case], Golden],
-    oracle: TruthSource,
+    oracle: BaseOracle,
 ) -> Golden | None:  # fmt: skip
-    """Return the truth of a case; None if the module raises at inputs that are NaN or infinite."""
+    """Return the reference of a case; None if the module raises at NaN or infinite inputs."""
     try:
         golden = known.get(case.name) or golden_of(case)
     except ExportError:
         if not case.ignored_rows:
             raise
         return None
-    is_movable = golden.tied and not golden.unusable and not _is_fixed(case)
+    is_movable = golden.tied and not golden.uncompared and not _is_fixed(case)
     return oracle.usable(case) if is_movable else golden
 
 
 def _reason_to_leave_out(case: Case, golden: Golden | None, *, is_own_layer: bool) -> str:
-    """Return the start of the note on a case that is no evidence; "" if it is usable."""
+    """Return the start of the note on a case that is not compared; "" if it is usable."""
     if golden is None:
         return _RAISING
-    if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
+    if golden.tied and not _is_fixed(case) and (case.contents or not golden.uncompared):
         return _TIED
-    if golden.unusable and case.contents:
+    if golden.uncompared and case.contents:
         return _AMPLIFYING
     if is_own_layer:
         return ""
@@ -213,9 +213,9 @@ def _spreads(case: Case, golden: Golden) -> bool:
     of NaN is.
     """
     others = (
-        np.delete(truth.astype(np.float64), case.ignored_rows, 0)
-        for truth in golden.expected.values()
-        if truth.ndim and len(truth) > max(case.ignored_rows)
+        np.delete(reference.astype(np.float64), case.ignored_rows, 0)
+        for reference in golden.expected.values()
+        if reference.ndim and len(reference) > max(case.ignored_rows)
     )
     return any(np.isnan(other).any() for other in others)
 
@@ -223,8 +223,8 @@ def _spreads(case: Case, golden: Golden) -> bool:
 def _is_undefined(case: Case, golden: Golden) -> bool:
     """Return whether a user's module gives NaN in a case that changes only masks."""
     masked = {content.name for content in MASKS} & set(case.contents)
-    truths = golden.expected.values()
-    return bool(masked) and any(np.isnan(truth.astype(np.float64)).any() for truth in truths)
+    arrays = golden.expected.values()
+    return bool(masked) and any(np.isnan(array.astype(np.float64)).any() for array in arrays)
 
 
 # -- quantised subjects: distance from the float model, and budgets -----------------------------

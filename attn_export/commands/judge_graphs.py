@@ -1,4 +1,4 @@
-"""The one way in which graphs are judged: cases, their truth, the runtimes' outputs, verdicts."""
+"""The one way in which graphs are judged: cases, their reference, outputs, verdicts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attn_export.system_info import processor
 if TYPE_CHECKING:
     from attn_export.interface import Shape
     from attn_export.quality import Budget, Quality
-    from attn_export.truth.allowed import TruthSource
-    from attn_export.truth.reference import Reference
+    from attn_export.reference.reference import Reference
+    from attn_export.reference.tolerance import BaseOracle
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """The cases with their truth, what the runtimes made of them, and notes for the report.
+    """The cases with their reference, what the runtimes made of them, and notes for the report.
 
     Attributes:
         planned: The cases before some were left out, if they were planned here.
@@ -43,15 +43,15 @@ def judge_graphs(
     graphs: Path,
     pool: Pool,
     reference: Reference,
-    oracle: TruthSource,
+    oracle: BaseOracle,
     *,
     names: TensorNames | None = None,
     inputs: Sequence[Any] = (),
     budgets: Sequence[Budget] = (),
 ) -> Judged:
-    """Run the graphs of a pool on all cases of a reference, and judge the outputs by its truth.
+    """Run the graphs of a pool on all cases of a reference, and judge the outputs by it.
 
-    The truth is computed while the runtimes run. `folder/golden` gets cases and truth.
+    The reference is computed while the runtimes run. `folder/golden` gets cases and reference.
 
     `graphs`: The folder of the graphs.
     `names`: The names in the graphs, if they are not those of the reference.
@@ -96,7 +96,7 @@ def judge_goldens(
 
     `axes`: The shape of each output, by name; dynamic axes by name.
     `batch`: The name of the batch axis.
-    `distance`: That of the truth from a float model, if there is one.
+    `distance`: That of the reference from a float model, if there is one.
     """
     from attn_export.judge.gate import cpu_notes
     from attn_export.judge.judge import undetermined_note
@@ -186,7 +186,7 @@ def caches_of(reference: Reference, names: TensorNames) -> Mapping[str, str]:
 
 
 def _own_cases(
-    reference: Reference, oracle: TruthSource, names: TensorNames, inputs: Sequence[Any]
+    reference: Reference, oracle: BaseOracle, names: TensorNames, inputs: Sequence[Any]
 ) -> list[Case]:
     """Return the cases of the user's own inputs, which the reference must be able to compute."""
     if not inputs:

@@ -1,4 +1,4 @@
-"""Recomputation of a bundle's truth, from its spec and weights or from the user's module."""
+"""Recomputation of a bundle's reference, from its spec and weights or from the user's module."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
 
 _OF_CASES = ("attn-export", "numpy", "torch")
-"""The packages whose versions determine cases and allowed errors."""
+"""The packages whose versions determine cases and tolerances."""
 
 MOST_ELEMENTS = 2**30
 """The largest number of elements of an input or output in a case of `--sizes`."""
 
 
-class Truth:
-    """A source of newly computed truths: the module that a bundle was built from."""
+class Recomputation:
+    """A source of newly computed references: the module that a bundle was built from."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, module: str | None, progress: Progress
@@ -69,7 +69,7 @@ class Truth:
                 for kept in (own, manifest.kept)
             )
             raise UsageError(f"--module {module}: {here}; in the bundle {there}: build it as that")
-        from attn_export.truth.reference import of_subject
+        from attn_export.reference.reference import of_subject
 
         self._reference = of_subject(self.subject)
         self._oracle = self._reference.oracle(0.0)
@@ -77,10 +77,10 @@ class Truth:
     def recompute(
         self, stored: GoldenEvidence, versions: Mapping[str, str], folder: Path, start: Start
     ) -> GoldenEvidence:
-        """Compute cases, truth and allowed errors as `build` does, and compare the stored ones.
+        """Compute cases, reference and tolerances as `build` does, and compare the stored ones.
 
         Returns:
-            The new evidence, with a note on each difference, and verdicts on the stored truth.
+            The new evidence, with a note on each difference, and verdicts on the stored reference.
         """
         from attn_export.commands.golden_vectors import golden_vectors
 
@@ -124,7 +124,7 @@ class Truth:
         pairs = ((golden, reduced.get(golden.case.name)) for golden in goldens)
         return [
             dataclasses.replace(
-                each, allowed=rows.allowed, determined=rows.determined,
+                each, tolerance=rows.tolerance, determined=rows.determined,
                 case=dataclasses.replace(each.case, ignored_rows=rows.case.ignored_rows),
             )
             for each, rows in pairs if rows is not None
@@ -148,17 +148,17 @@ class Truth:
     def random_cases(
         self, sizes: Sequence[str], folder: Path
     ) -> tuple[list[Golden], list[StoredCase]]:
-        """Draw random cases of other sizes, write their inputs, and compute their truth.
+        """Draw random cases of other sizes, write their inputs, and compute their reference.
 
         Returns:
-            The cases with their truth, and the places of their inputs.
+            The cases with their reference, and the places of their inputs.
         """
         drawn = {case.name: case for case in map(self._case, sizes)}
         cases = [self._oracle.move_off_ties(case) or case for case in drawn.values()]
         stored = [write_inputs(folder, number, case) for number, case in enumerate(cases)]
-        return self._truths(cases), stored
+        return self._references(cases), stored
 
-    def _truths(self, cases: Sequence[Case]) -> list[Golden]:
+    def _references(self, cases: Sequence[Case]) -> list[Golden]:
         goldens = []
         self.progress.expect(len(cases))
         for case in cases:
@@ -241,10 +241,10 @@ def _integers_of(folder: Path, manifest: Manifest, subject: Subject) -> str:
 # -- differences of stored test cases from those that are computed anew -------------------------
 
 STORED = "stored test cases"
-"""The runtime name in the report under which the stored truth is judged."""
+"""The runtime name in the report under which the stored reference is judged."""
 
 _MORE = 1.1
-"""The ratio of an allowed error to the computed one from which on they differ. That of eager, a
+"""The ratio of a tolerance to the computed one from which on they differ. That of eager, a
 part of it, depends on the processor: 1.2 % were measured."""
 
 
@@ -270,7 +270,7 @@ class _Difference:
 
 
 def _compare_cases(recomputed: Sequence[Golden], stored: Sequence[Golden]) -> Iterator[_Difference]:
-    """Yield the differences of stored cases from computed ones, except those of the truth."""
+    """Yield the differences of stored cases from computed ones, except those of the reference."""
     here, there = ({g.case.name: g for g in goldens} for goldens in (recomputed, stored))
     for name in {**here, **there}:
         if name not in there or name not in here:
@@ -280,7 +280,7 @@ def _compare_cases(recomputed: Sequence[Golden], stored: Sequence[Golden]) -> It
         of_case = list(_labels_that_differ(here[name], there[name]))
         yield from (_Difference(text, name, is_of_case=True, is_wrong=True) for text in of_case)
         if not of_case:
-            yield from _compare_allowed(here[name], there[name])
+            yield from _compare_tolerances(here[name], there[name])
 
 
 def _labels_that_differ(new: Golden, old: Golden) -> Iterator[str]:
@@ -290,8 +290,8 @@ def _labels_that_differ(new: Golden, old: Golden) -> Iterator[str]:
             yield f"its {label} is {values[0]}, and {values[1]} is computed"
     for name in _other_inputs(new, old):
         yield f"its {name} is not the one that is computed"
-    if new.unusable.keys() != old.unusable.keys():
-        yield f"not compared are {sorted(old.unusable)}, and {sorted(new.unusable)} are computed"
+    if new.uncompared.keys() != old.uncompared.keys():
+        yield f"not compared are {sorted(old.uncompared)}; computed: {sorted(new.uncompared)}"
 
 
 def _other_inputs(new: Golden, old: Golden) -> list[str]:
@@ -304,20 +304,20 @@ def _other_inputs(new: Golden, old: Golden) -> list[str]:
     ]
 
 
-def _compare_allowed(new: Golden, old: Golden) -> Iterator[_Difference]:
-    for name, computed in new.allowed.items():
-        allowed = old.allowed.get(name)
-        if computed == allowed:
-            continue  # also infinite ones, of cases that are no evidence
-        if computed is None or allowed is None:
-            text = f"the tolerance for {name} is {allowed}, and {computed} is computed"
+def _compare_tolerances(new: Golden, old: Golden) -> Iterator[_Difference]:
+    for name, computed in new.tolerance.items():
+        tolerance = old.tolerance.get(name)
+        if computed == tolerance:
+            continue  # also infinite ones, of cases that are not compared
+        if computed is None or tolerance is None:
+            text = f"the tolerance for {name} is {tolerance}, and {computed} is computed"
             yield _Difference(text, new.case.name, is_wrong=True)
             continue
-        ratios = (allowed.whole / computed.whole, allowed.row / computed.row)
+        ratios = (tolerance.whole / computed.whole, tolerance.row / computed.row)
         if not (min(ratios) >= 1 / _MORE and max(ratios) <= _MORE):
             text = (
-                f"the tolerance for {name} is {allowed.whole:.3g} of the whole and "
-                f"{allowed.row:.3g} of a row, {max(ratios):.3g} times what is computed"
+                f"the tolerance for {name} is {tolerance.whole:.3g} of the whole and "
+                f"{tolerance.row:.3g} of a row, {max(ratios):.3g} times what is computed"
             )
             yield _Difference(text, new.case.name, is_wrong=max(ratios) > _MORE)
 
@@ -325,7 +325,7 @@ def _compare_allowed(new: Golden, old: Golden) -> Iterator[_Difference]:
 def _judge_stored(
     recomputed: Sequence[Golden], stored: Sequence[Golden]
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
-    """Judge the stored truth of cases with equal inputs as if it were the output of a runtime.
+    """Judge the stored reference of cases with equal inputs as if it were the output of a runtime.
 
     Returns:
         The run of that runtime, if there are such cases, and the verdicts.

@@ -273,7 +273,7 @@ def _evidence(
     module: str | None,
     only: Sequence[str],
 ) -> GoldenEvidence:
-    """Start the runtimes on cases, and return these with the truth to judge by."""
+    """Start the runtimes on cases, and return these with the reference to judge by."""
     run, place = pool.run, pool.out / GOLDEN
     inputs, cases = stored_cases(folder / GOLDEN)
     names = sorted(case.name for case in cases)
@@ -287,10 +287,10 @@ def _evidence(
     # imported from here on, unless `graph` is given.
     read_bundle(folder)
     if sizes:
-        from attn_export.commands.recompute import Truth
+        from attn_export.commands.recompute import Recomputation
 
-        truth = Truth(folder, manifest, module, run.progress)
-        goldens, cases = truth.random_cases(sizes, place)
+        reference = Recomputation(folder, manifest, module, run.progress)
+        goldens, cases = reference.random_cases(sizes, place)
         run.progress.expect(start(cases))
         return GoldenEvidence(goldens)
     evidence = _stored_evidence(folder, manifest, inputs, cases, run.budgets)
@@ -299,10 +299,10 @@ def _evidence(
         return dataclasses.replace(evidence, goldens=left)
     if not recompute:
         return evidence
-    from attn_export.commands.recompute import Truth
+    from attn_export.commands.recompute import Recomputation
 
-    truth = Truth(folder, manifest, module, run.progress)
-    return truth.recompute(evidence, manifest.versions, place, start)
+    reference = Recomputation(folder, manifest, module, run.progress)
+    return reference.recompute(evidence, manifest.versions, place, start)
 
 
 def checked_bundle(bundle: Path) -> Manifest:
@@ -327,7 +327,7 @@ def _stored_evidence(
     folder: Path, manifest: Manifest, inputs: list[str], cases: Sequence[StoredCase],
     budgets: Sequence[Budget] = (),
 ) -> GoldenEvidence:  # fmt: skip
-    """Return the golden vectors of a bundle; raise BundleError if they are no evidence."""
+    """Return the golden vectors of a bundle; raise BundleError if they prove nothing."""
     from attn_export.judge.golden_index_check import check_labels
     from attn_export.judge.ignored_rows import rows_note
 

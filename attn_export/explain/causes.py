@@ -76,7 +76,7 @@ class Observations:
         first: The first wrong node; None if none was found.
         not_computed: The error of each case that neither float64 nor the runtime can compute.
         reference: The name of the reference for the values of a wrong graph.
-        lossy: Whether the graph gives the truth in float64, but not in its own type.
+        lossy: Whether the graph gives the reference in float64, but not in its own type.
     """
 
     fault: Blame
@@ -239,7 +239,7 @@ def _quality_sentences(quality: Quality, runs: Mapping[str, GraphRun]) -> Iterat
 
 
 def _kernel_sqnr(run: GraphRun, output: str) -> str:
-    """Return the SQNR of a runtime's output against the truth of the quantised model, as text."""
+    """Return the SQNR of a runtime's output against the quantised model's reference, as text."""
     pairs = (
         (case.golden.expected[output], run.ran.outputs[case.name][output])
         for case in (*run.passed, *run.failed)

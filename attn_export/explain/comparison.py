@@ -47,15 +47,15 @@ class Evidence:
     Attributes:
         values: All values of the graph without a fault, in float64; none of a model.
         right: The outputs of the reference without a fault, in float64.
-        allowed: The relative error of each output that the judge allows, by name, if it passes the
-            actual outputs. A cause must not predict a larger one.
+        tolerance: The relative error of each output that the judge allows, by name, if it passes
+            the actual outputs. A cause must not predict a larger one.
     """
 
     values: Values
     right: Mapping[str, Array]
     actual: Mapping[str, Array]
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    allowed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    tolerance: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def least_share(self, *, rounding: bool) -> float:
         """Return the share of the error that a fault must explain, less of one of rounding."""
@@ -109,7 +109,7 @@ def compare(
         total += error
         noise = _noise(actual)
         exact &= math.sqrt(distance) <= noise
-        accepted = max(noise, case.allowed.get(name, 0.0), most * math.sqrt(error))
+        accepted = max(noise, case.tolerance.get(name, 0.0), most * math.sqrt(error))
         is_close = math.sqrt(distance) <= accepted
         holds &= _is_spread(wrong, actual, right) if rounding else is_close
         one = None if rows is None else _rows(wrong, actual, right, noise)

@@ -59,8 +59,8 @@ class ValueReference:
         name: Its name, as in "the graph differs from …".
         steps: Takes the inputs of a case, and returns the operations of the reference.
         cause: Searches for the change of the reference under which it gives the outputs of a case.
-            It takes the case with its truth, the outputs, and a function that returns whether the
-            time is over. None if the graph may be of another model than the reference.
+            It takes the case with its reference, the outputs, and a function that returns whether
+            the time is over. None if the graph may be of another model than the reference.
         is_float_model: Whether a quantised graph has none of its values: nothing is explained.
     """
 

@@ -17,7 +17,7 @@ from attn_export.float64.evaluate import NotComputedError
 from attn_export.measures import eps, measure
 from attn_export.results import Arrays, Case, Golden
 from attn_export.runtimes.protocol import Runtime, known_limit
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 from attn_export.tensorfile import Array, is_floating
 
 # -- the smallest part of a failing case that still fails ---------------------------------------
@@ -129,33 +129,33 @@ def shrink_case(
 
 
 def _make_golden(right: EvaluatedGraph, case: GoldenCase, inputs: Mapping[str, Array]) -> Golden:
-    """Return a case of changed inputs with its truth and an allowed error.
+    """Return a case of changed inputs with its reference and a tolerance.
 
-    The allowed error is the largest of 8 times the error of a run that rounds each value to the
+    The tolerance is the largest of 8 times the error of a run that rounds each value to the
     module's type, 4 eps, and the error that the original case allows.
     """
     dtype = dtype_of(case.golden)
     graph_inputs = right.runner.to_graph_layout(inputs)
-    truth, rounded = (
+    reference, rounded = (
         right.runner.to_case_layout(right.evaluation.outputs_of(values))
         for values in (
             right.evaluation.values(graph_inputs),
             right.evaluation.rounded_values(graph_inputs, dtype),
         )
     )
-    outputs = {name: truth[name].astype(a.dtype) for name, a in case.golden.expected.items()}
-    allowed: dict[str, Allowed | None] = {}
+    outputs = {name: reference[name].astype(a.dtype) for name, a in case.golden.expected.items()}
+    tolerance: dict[str, Tolerance | None] = {}
     for name, array in outputs.items():
-        original = case.golden.allowed[name]
+        original = case.golden.tolerance[name]
         if original is None:  # integers, which must be equal
-            allowed[name] = None
+            tolerance[name] = None
             continue
-        error, least = measure(rounded[name], truth[name]), 4 * eps(array.dtype)
-        allowed[name] = Allowed(
+        error, least = measure(rounded[name], reference[name]), 4 * eps(array.dtype)
+        tolerance[name] = Tolerance(
             max(8 * error.whole, least, original.whole), max(8 * error.row, least, original.row)
         )
     part = Case("part", "shape", {}, inputs, "")
-    return Golden(part, outputs, outputs, allowed, {})
+    return Golden(part, outputs, outputs, tolerance, {})
 
 
 # -- control experiments: the same cases, run in another way ------------------------------------

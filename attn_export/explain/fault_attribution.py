@@ -53,7 +53,7 @@ def fault_of(
     """Return whether the graph or the runtime is at fault.
 
     `suspect`: The graph in question; None if it cannot be evaluated in float64.
-    `lossy`: Whether the graph gives the truth in float64, but not in its own type.
+    `lossy`: Whether the graph gives the reference in float64, but not in its own type.
     """
     if suspect is not None:
         return "runtime" if suspect.right and not suspect.not_computed and not lossy else "graph"
@@ -90,9 +90,9 @@ def known_faults(
             continue
         outputs = base.evaluation.outputs_of(values)
         layout = base.runner.to_graph_layout(target)
-        errors = case.golden.allowed.items() if case in trial.passed else ()
-        allowed = {name: error.whole for name, error in errors if error is not None}
-        evidence.append(Evidence(values, outputs, layout, case.sizes, allowed))
+        errors = case.golden.tolerance.items() if case in trial.passed else ()
+        tolerance = {name: error.whole for name, error in errors if error is not None}
+        evidence.append(Evidence(values, outputs, layout, case.sizes, tolerance))
     matching = []
     if evidence:
         thorough = first is None or not first.relation

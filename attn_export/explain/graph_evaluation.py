@@ -1,4 +1,4 @@
-"""Comparison of a graph's float64 evaluation with the truth, and the choice of cases for it."""
+"""Comparison of a graph's float64 evaluation with the reference, and the choice of cases for it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ case, whichever is larger. Larger cases take too long."""
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedGraph:
-    """A graph that can be evaluated in float64, and whether the evaluation gives the truth.
+    """A graph that can be evaluated in float64, and whether the evaluation gives the reference.
 
     Attributes:
         evaluation: The graph in float64.
-        right: Whether it gives the truth in all examined cases that could be evaluated.
+        right: Whether it gives the reference in all examined cases that could be evaluated.
         not_computed: The error of each case that could not be evaluated, by the name of the case.
     """
 
@@ -74,7 +74,7 @@ def choose_cases(trial: GraphRun) -> list[GoldenCase]:
 
 
 def evaluate_graph(runner: GraphRunner, cases: Sequence[GoldenCase]) -> EvaluatedGraph:
-    """Return a graph evaluated in float64, and whether it gives the truth."""
+    """Return a graph evaluated in float64, and whether it gives the reference."""
     evaluation = Evaluation.load(runner.path)
     not_computed: dict[str, NotComputedError] = {}
     right = True
@@ -106,7 +106,7 @@ def evaluate_if_possible(
 def first_right_graph(
     runners: Sequence[GraphRunner], cases: Sequence[GoldenCase]
 ) -> EvaluatedGraph | None:
-    """Return the first graph of a bundle that gives the truth, if there is one.
+    """Return the first graph of a bundle that gives the reference, if there is one.
 
     The standard dialect, in which attention is one node, comes first in a bundle. Graphs with
     other axis orders are left out.
@@ -119,7 +119,7 @@ def first_right_graph(
 
 
 def evaluate_if_right(runner: GraphRunner, cases: Sequence[GoldenCase]) -> EvaluatedGraph | None:
-    """Return a graph evaluated in float64; None unless it gives the truth in every case."""
+    """Return a graph evaluated in float64; None unless it gives the reference in every case."""
     try:
         evaluated = evaluate_graph(runner, cases)
     except GraphError:
@@ -130,7 +130,7 @@ def evaluate_if_right(runner: GraphRunner, cases: Sequence[GoldenCase]) -> Evalu
 def loses_precision(
     suspect: EvaluatedGraph | None, right: EvaluatedGraph | None, cases: Sequence[GoldenCase]
 ) -> bool:
-    """Return whether a graph gives the truth in float64, but not in the module's own type.
+    """Return whether a graph gives the reference in float64, but not in the module's own type.
 
     That is so if it is wrong after rounding in a case in which another graph is right.
     """
@@ -143,7 +143,7 @@ def loses_precision(
 
 
 def is_right_when_rounded(evaluated: EvaluatedGraph, case: GoldenCase) -> bool:
-    """Return whether a graph gives the truth if each node is rounded to the module's own type.
+    """Return whether a graph gives the reference if each node is rounded to the module's own type.
 
     It counts as right in a case whose sizes it does not accept.
 

@@ -41,11 +41,11 @@ class GoldenCase:
         return sum(array.size for array in self.inputs.values())
 
     def compared(self, name: str, got: np.ndarray) -> np.ndarray:
-        """Return an output with the truth in the rows that are not compared."""
-        rows, truth = self.golden.case.ignored_rows, self.golden.expected[name]
-        if got.shape != truth.shape:
+        """Return an output with the reference in the rows that are not compared."""
+        rows, reference = self.golden.case.ignored_rows, self.golden.expected[name]
+        if got.shape != reference.shape:
             return got
-        return fill_ignored_rows(got, truth, rows, self.golden.determined.get(name, ()))
+        return fill_ignored_rows(got, reference, rows, self.golden.determined.get(name, ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +123,12 @@ _APART = 30.0
 def _error(case: GoldenCase, outputs: Arrays | None) -> float:
     """Return the largest relative error of an output; infinite if one has another shape."""
     largest = 0.0
-    for name, truth in case.golden.expected.items():
+    for name, reference in case.golden.expected.items():
         got = None if outputs is None else outputs.get(name)
-        if got is None or got.shape != truth.shape:
+        if got is None or got.shape != reference.shape:
             return math.inf
-        if is_floating(truth.dtype):
-            largest = max(largest, measure(case.compared(name, got), truth).whole)
+        if is_floating(reference.dtype):
+            largest = max(largest, measure(case.compared(name, got), reference).whole)
     return largest
 
 

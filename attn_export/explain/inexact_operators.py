@@ -83,9 +83,9 @@ def _own_error(
 def _is_right(
     suspect: EvaluatedGraph, case: GoldenCase, actual: Mapping[str, Array], values: Values
 ) -> bool:
-    """Return whether the runtime's outputs pass if the outputs among some values are the truth."""
-    truth = suspect.runner.to_case_layout(suspect.evaluation.outputs_of(values))
+    """Return whether the runtime's outputs pass if those among some values are the reference."""
+    reference = suspect.runner.to_case_layout(suspect.evaluation.outputs_of(values))
     types = {name: array.dtype for name, array in case.golden.expected.items()}
-    expected = {name: array.astype(types[name]) for name, array in truth.items()}
-    outputs = suspect.runner.to_case_layout({name: actual[name] for name in truth})
+    expected = {name: array.astype(types[name]) for name, array in reference.items()}
+    outputs = suspect.runner.to_case_layout({name: actual[name] for name in reference})
     return passes(dataclasses.replace(case.golden, expected=expected, tied={}), outputs)

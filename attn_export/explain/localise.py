@@ -163,17 +163,17 @@ def _lacks(graph: Evaluation, node: onnx.NodeProto) -> bool:
 
 
 def first_runtime_deviation(
-    evaluation: Evaluation, truth: Values, rounded: Values, actual: Mapping[str, Array]
+    evaluation: Evaluation, reference: Values, rounded: Values, actual: Mapping[str, Array]
 ) -> Deviation | None:
     """Return the first node whose output in a runtime differs from float64 by more than rounding.
 
-    `truth`: Its values in float64.
+    `reference`: Its values in float64.
     `rounded`: Its values in float64, each rounded to the graph's own type.
     """
     least = _MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:
         for name in node.output:
-            right = truth.get(name)
+            right = reference.get(name)
             if name not in actual or right is None:
                 continue
             error = value_error(actual[name], right)

@@ -197,13 +197,13 @@ def _error_locations(
     wrong: Collection[str],
 ) -> Iterator[str]:
     """Yield sentences on the location of the error in the wrong outputs of one case."""
-    for name, truth in case.golden.expected.items():
+    for name, reference in case.golden.expected.items():
         distance = _distance(case, actual, name)
         if name not in wrong or distance is None:
             continue
         output = actual[name]
         is_wrong = distance >= _WRONG_SHARE * distance.max()
-        nan = int((np.isnan(output) & ~np.isnan(truth)).sum()) if output.dtype.kind == "f" else 0
+        nan = int((np.isnan(output) > np.isnan(reference)).sum()) if output.dtype.kind == "f" else 0
         nan_note = f"; {nan} are NaN" if nan else ""
         yield f"{name} in {case.name}: {_describe_location(is_wrong, axes.get(name, ()))}{nan_note}"
 

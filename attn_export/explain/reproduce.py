@@ -16,7 +16,7 @@ from attn_export.explain.graph_run import GoldenCase, GraphRunner
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.output_folder import replaceable, replacement_of, write_errors
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 from attn_export.temp_folders import folder_beside
 from attn_export.tensorfile import write_npz
 
@@ -46,15 +46,15 @@ def write_folder(
 ) -> None:  # fmt: skip
     """Write the graph, the case, the script and the explanation; replace an older folder."""
     golden = case.golden
-    allowed = {name: limits for name, limits in golden.allowed.items() if limits is not None}
-    right = {n: array.astype(np.float64) for n, array in golden.expected.items() if n in allowed}
+    tolerance = {name: limits for name, limits in golden.tolerance.items() if limits is not None}
+    right = {n: array.astype(np.float64) for n, array in golden.expected.items() if n in tolerance}
     with replacement_of(folder, "explanation") as staged:
         replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
         graph_inputs = runner.to_graph_layout(case.inputs)
         write_npz(staged / "inputs.npz", graph_inputs)
         write_npz(staged / "expected.npz", runner.to_graph_layout(right))
         (staged / SCRIPT).write_text(
-            _script(explanation, runner, allowed, dtypes), encoding="utf-8"
+            _script(explanation, runner, tolerance, dtypes), encoding="utf-8"
         )
         (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
 
@@ -79,7 +79,7 @@ def _options(runner: GraphRunner, engine: str) -> dict[str, Any]:
 
 
 def _script(
-    explanation: Explanation, runner: GraphRunner, allowed: Mapping[str, Allowed],
+    explanation: Explanation, runner: GraphRunner, tolerance: Mapping[str, Tolerance],
     dtypes: Mapping[str, str],
 ) -> str:  # fmt: skip
     engine = ENGINES.get(runner.runtime.name, runner.runtime.name)
@@ -89,7 +89,7 @@ def _script(
         "engine": engine,
         "allowed": {
             name: (float(f"{limits.whole:.3g}"), float(f"{limits.row:.3g}"))
-            for name, limits in allowed.items()
+            for name, limits in tolerance.items()
         },
         "threads": runner.limits.threads,
         "options": _options(runner, engine),

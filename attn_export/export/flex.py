@@ -2,8 +2,8 @@
 
 PyTorch's functions get other code while a module is captured, since files of users hold the
 functions themselves. FlexAttention becomes an `Attention` node if what its mods do to the scores is
-a scale, a softcap, a bias or a mask, and else operations on the scores. Its truth is PyTorch's own
-formula.
+a scale, a softcap, a bias or a mask, and else operations on the scores. Its reference is PyTorch's
+own formula.
 """
 
 from __future__ import annotations

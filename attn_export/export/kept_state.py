@@ -56,7 +56,7 @@ def unused_copy(module: nn.Module) -> nn.Module | None:
     if type(module).__module__.startswith(f"{__package__.partition('.')[0]}."):
         return None
     shared = (p for p in module.parameters() if p.numel() > _SHARED)
-    with contextlib.suppress(Exception):  # the truth needs a copy, too, and says why there is none
+    with contextlib.suppress(Exception):  # the oracle copies it, too, and says why
         return copy_module(module, {id(parameter): parameter for parameter in shared})
     return None
 

@@ -1,4 +1,4 @@
-"""Operators and functions of others in users' modules, and PyTorch code in their place.
+"""Operators and functions of other libraries in users' modules, and PyTorch code in their place.
 
 A module may call an operator that a library registers, or a function that runs a kernel of its own.
 Captures and float64 runs call PyTorch code instead: a translation of the user or of a part, or else
@@ -39,7 +39,7 @@ _NAME = re.compile(r"\w+::\w+|\w+(\.\w+)+")
 
 
 class Operators:
-    """Operators and functions of others that a module calls.
+    """Operators and functions of other libraries that a module calls.
 
     Args:
         given: The user's translations.
@@ -200,7 +200,7 @@ class Operators:
 
 
 class _Mode(TorchFunctionMode):
-    """Mode in which operators of others are called by `Operators.call`."""
+    """Mode in which operators of other libraries are called by `Operators.call`."""
 
     def __init__(self, operators: Operators, *, capturing: bool) -> None:
         super().__init__()

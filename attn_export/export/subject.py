@@ -78,7 +78,7 @@ class Subject:
         bounds: The sizes of axes that have bounds; `with_least` are those with a stated least.
         example_sizes: The sizes of the example, including those of `sums` and of their terms.
         encoder: The subject of the encoder, if this is the decoder of an encoder-decoder.
-        oracle: Returns the source of the truth, from the least eps of the dtypes in the graphs, if
+        oracle: Returns the oracle, from the least eps of the dtypes in the graphs, if
             the module is not the source.
         files: Files of the bundle, by name.
 

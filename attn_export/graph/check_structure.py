@@ -159,7 +159,7 @@ def standard_rule(check: Check) -> Check:
 
 
 def project_rule(check: Check) -> Check:
-    """Add a check of what the ONNX standard does not demand: graphs of others get warnings."""
+    """Add a check of what ONNX does not demand: graphs from other tools get warnings."""
     RULES[check] = True
     return check
 

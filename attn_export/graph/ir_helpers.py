@@ -143,7 +143,7 @@ def computed(value: ir.Value, known: Mapping[ir.Value, np.ndarray]) -> np.ndarra
                 arrays |= zip(node.outputs, map(np.asarray, found), strict=True)
                 if any(arrays[x].size > _LARGEST_COMPUTED for x in node.outputs):
                     return None
-    except Exception:  # graphs of others may hold anything
+    except Exception:  # graphs from other tools may hold anything
         return None
     return arrays[value]
 

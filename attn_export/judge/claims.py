@@ -16,11 +16,11 @@ from attn_export.bundle.manifest import MANIFEST
 from attn_export.dialect_names import CUDA, QUANTISED, dialect_of
 from attn_export.errors import BundleError, GraphError, one_line
 from attn_export.results import Arrays, Golden
-from attn_export.rule import largest_allowed
+from attn_export.rule import largest_tolerance
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.protocol import known_limit
-from attn_export.schema import Allowed, GraphEntry, Manifest
+from attn_export.schema import GraphEntry, Manifest, Tolerance
 from attn_export.tensorfile import is_floating
 from attn_export.tensorproto import fields
 from attn_export.untrusted_files import read_bytes
@@ -44,13 +44,13 @@ def within_limits(folder: Path, manifest: Manifest, goldens: Sequence[Golden]) -
     """Return golden vectors with a budget, which allows a float graph no more than its types do."""
     if any(QUANTISED & _read_outline(folder / name).operators for name in manifest.graphs):
         return list(goldens)
-    return [dataclasses.replace(g, allowed=dict(_limits(g.expected))) for g in goldens]
+    return [dataclasses.replace(g, tolerance=dict(_limits(g.expected))) for g in goldens]
 
 
-def _limits(truth: Arrays) -> Iterator[tuple[str, Allowed | None]]:
-    for name, array in truth.items():
-        most = largest_allowed(array.dtype) if is_floating(array.dtype) else None
-        yield name, Allowed(most.whole, most.row) if most else None
+def _limits(reference: Arrays) -> Iterator[tuple[str, Tolerance | None]]:
+    for name, array in reference.items():
+        most = largest_tolerance(array.dtype) if is_floating(array.dtype) else None
+        yield name, Tolerance(most.whole, most.row) if most else None
 
 
 def _wrong(

@@ -1,7 +1,7 @@
 """Checks beside the judge's rule: the user's tolerances, and the errors or failures of another run.
 
 They can only make a verdict fail. A runtime that starts to compute in a narrower type may stay
-within the allowed error, but not near its own earlier error: on the same processor and version, a
+within the tolerance, but not near its own earlier error: on the same processor and version, a
 graph gives the same numbers.
 """
 
@@ -27,7 +27,7 @@ _FACTOR = 4.0
 """The largest factor by which an error may grow. Another order of additions makes about 2."""
 
 FLOOR = 0.02
-"""The share of the allowed error below which errors count as equal: they are a few roundings."""
+"""The share of the tolerance below which errors count as equal: they are a few roundings."""
 
 
 def read_baseline(path: Path) -> BaselineFile:

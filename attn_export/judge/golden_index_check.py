@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attn_export.schema import InputSignature, Manifest
 
 SCALED = re.compile(r"; inputs times (0\.[0-9]{1,9})\Z")
-"""The end of the description of a case whose inputs were scaled down, see `allowed.usable`."""
+"""The end of the description of a case whose inputs were scaled down, see `BaseOracle.usable`."""
 
 MANY_ELEMENTS, ENOUGH_ELEMENTS = 64, 16
 """Numbers of random elements: of so many some are hidden, and their root mean square is usual."""

@@ -19,7 +19,7 @@ from attn_export.rule import (
     describe_wrong,
     for_narrow_products,
     judge_array,
-    largest_allowed,
+    largest_tolerance,
 )
 from attn_export.runtimes.run_options import Gate
 from attn_export.tensorfile import is_floating
@@ -36,7 +36,7 @@ def judge(
     gate: Gate | None = None,
     dialect: str = STANDARD,
 ) -> list[Verdict]:
-    """Return a verdict for each output of one case, which is compared with its truth."""
+    """Return a verdict for each output of one case, which is compared with its reference."""
     verdicts = []
     for name in {**golden.expected, **outputs}:
         verdict = Verdict(runtime, graph, golden.case.name, name, "passed")
@@ -59,33 +59,33 @@ def _judge_output(
     verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate, dialect: str
 ) -> Verdict:
     name = verdict.output
-    truth, eager, allowed = golden.expected[name], golden.eager[name], golden.allowed[name]
-    unusable, tied = golden.unusable.get(name), golden.tied.get(name)
-    comparable = (got.dtype, got.shape) == (truth.dtype, truth.shape)
+    reference, eager, tolerance = golden.expected[name], golden.eager[name], golden.tolerance[name]
+    uncompared, tied = golden.uncompared.get(name), golden.tied.get(name)
+    comparable = (got.dtype, got.shape) == (reference.dtype, reference.shape)
     ignored = golden.case.ignored_rows, golden.determined.get(name, ())
     if comparable:
-        got, eager = (fill_ignored_rows(x, truth, *ignored) for x in (got, eager))
-    floating = is_floating(truth.dtype)
+        got, eager = (fill_ignored_rows(x, reference, *ignored) for x in (got, eager))
+    floating = is_floating(reference.dtype)
     if comparable and not floating and tied is not None:
-        wrong = got != truth
+        wrong = got != reference
         # Elements that ties do not decide must be equal.
         if (wrong & ~tied).any():
-            got, unusable = np.where(tied, truth, got), None
+            got, uncompared = np.where(tied, reference, got), None
         elif wrong.any():
             return dataclasses.replace(verdict, status="unusable", message=_ties(wrong))
-    limits = Measures(allowed.whole, allowed.row) if allowed else None
-    if limits and truth.dtype.name == "bfloat16" and dialect == CUDA:
-        limits = for_narrow_products(limits, eager, truth)
+    limits = Measures(tolerance.whole, tolerance.row) if tolerance else None
+    if limits and reference.dtype.name == "bfloat16" and dialect == CUDA:
+        limits = for_narrow_products(limits, eager, reference)
     if golden.budgets:
-        limits = largest_allowed(truth.dtype) if floating else None
-    found = judge_array(got, truth, limits, unusable, has_limit=not golden.rounds_inputs)
-    if golden.budgets and found.errors is not None and allowed and math.isinf(allowed.whole):
+        limits = largest_tolerance(reference.dtype) if floating else None
+    found = judge_array(got, reference, limits, uncompared, has_limit=not golden.rounds_inputs)
+    if golden.budgets and found.errors is not None and tolerance and math.isinf(tolerance.whole):
         found = Judgement("passed", "", found.errors)
     errors = dataclasses.asdict(found.errors) if found.errors else {}
     verdict = dataclasses.replace(
         verdict, status=found.status, message=found.message, worst=found.worst, **errors
     )
-    if comparable and floating and unusable is None:
+    if comparable and floating and uncompared is None:
         verdict = _with_differences(verdict, got, eager)
         return _through_gate(verdict, got, eager, gate) if verdict.status == "passed" else verdict
     if not floating and verdict.status == "passed":
@@ -95,9 +95,9 @@ def _judge_output(
 
 def _stored_rows(golden: Golden, name: str, got: np.ndarray) -> tuple[Golden, np.ndarray]:
     """Return a case, and an output of a runtime, with the rows alone that are stored, if any."""
-    rows, truth = list(golden.determined.get(name, ())), golden.expected[name]
-    is_stored = rows and truth.ndim and len(golden.case.ignored_rows) == len(truth)
-    if not is_stored or (got.dtype, got.shape) != (truth.dtype, truth.shape):
+    rows, reference = list(golden.determined.get(name, ())), golden.expected[name]
+    is_stored = rows and reference.ndim and len(golden.case.ignored_rows) == len(reference)
+    if not is_stored or (got.dtype, got.shape) != (reference.dtype, reference.shape):
         return golden, got
 
     def some(array: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ def _stored_rows(golden: Golden, name: str, got: np.ndarray) -> tuple[Golden, np
 
     reduced = dataclasses.replace(
         golden, case=dataclasses.replace(golden.case, ignored_rows=()), determined={},
-        expected={name: some(truth)}, eager={name: some(golden.eager[name])},
+        expected={name: some(reference)}, eager={name: some(golden.eager[name])},
     )  # fmt: skip
     return reduced, some(got)
 
@@ -153,12 +153,12 @@ def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
     """Return a note on the batch elements with NaN or Inf in rows that are not compared, if any."""
     places = dict[str, list[str]]()
     for golden in goldens:
-        for name, truth in golden.expected.items():
-            has_rows = is_floating(truth.dtype) and truth.ndim and truth.size
+        for name, reference in golden.expected.items():
+            has_rows = is_floating(reference.dtype) and reference.ndim and reference.size
             ignored = golden.case.ignored_rows if has_rows else ()
             compared, rows = golden.determined.get(name, ()), []
             for row in ignored:
-                finite = np.isfinite(np.atleast_2d(truth[row])).all(-1).ravel()
+                finite = np.isfinite(np.atleast_2d(reference[row])).all(-1).ravel()
                 first = row * finite.size
                 if any(first + int(n) not in compared for n in np.flatnonzero(~finite)):
                     rows.append(row)

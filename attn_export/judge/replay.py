@@ -27,7 +27,7 @@ from attn_export.runtimes.pool import Pool
 from attn_export.runtimes.process import CaseResult, Worker
 from attn_export.runtimes.protocol import SEPARATE_BUFFERS
 from attn_export.runtimes.run_options import Gate, RunOptions
-from attn_export.schema import Allowed, GraphFile
+from attn_export.schema import GraphFile, Tolerance
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
@@ -76,21 +76,21 @@ class Worst:
 
 
 def _comparable(verdict: Verdict, golden: Golden, outputs: Arrays) -> np.ndarray | None:
-    """Return the output of a verdict if it has elements, and the shape and type of the truth."""
-    got, truth = outputs.get(verdict.output), golden.expected.get(verdict.output)
-    if got is None or truth is None or not truth.size:
+    """Return the output of a verdict if it has elements, and is like the reference."""
+    got, reference = outputs.get(verdict.output), golden.expected.get(verdict.output)
+    if got is None or reference is None or not reference.size:
         return None
-    return got if (got.shape, got.dtype) == (truth.shape, truth.dtype) else None
+    return got if (got.shape, got.dtype) == (reference.shape, reference.dtype) else None
 
 
-def _are_weights(truth: np.ndarray) -> bool:
+def _are_weights(reference: np.ndarray) -> bool:
     """Return whether rows are weights of keys, by their values: none is below 0, each sums to 1.
 
     The weights of a row whose keys are all masked are 0.
     """
-    if truth.ndim < 3 or not is_floating(truth.dtype):
+    if reference.ndim < 3 or not is_floating(reference.dtype):
         return False
-    rows = truth.reshape(-1, truth.shape[-1])
+    rows = reference.reshape(-1, reference.shape[-1])
     for some in (rows[:1], rows):  # the first row rules out most other outputs
         if not (some >= 0).all():
             return False
@@ -103,30 +103,30 @@ def _are_weights(truth: np.ndarray) -> bool:
 def _error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
     """Return a map of the errors in one output.
 
-    `got`: The runtime's output, of the truth's shape and type, with at least one element.
+    `got`: The runtime's output, of the reference's shape and type, with at least one element.
     `shape`: The shape of the output; dynamic axes by name.
     """
-    truth = golden.expected[verdict.output]
+    reference = golden.expected[verdict.output]
     compared = golden.determined.get(verdict.output, ())
-    got = fill_ignored_rows(got, truth, golden.case.ignored_rows, compared)
-    if is_floating(truth.dtype):
-        r, t = got.astype(np.float64), truth.astype(np.float64)
-        allowed = golden.allowed.get(verdict.output) or Allowed(1.0, 1.0)
-        by_row = _is_by_row(verdict, allowed)
+    got = fill_ignored_rows(got, reference, golden.case.ignored_rows, compared)
+    if is_floating(reference.dtype):
+        r, t = got.astype(np.float64), reference.astype(np.float64)
+        tolerance = golden.tolerance.get(verdict.output) or Tolerance(1.0, 1.0)
+        by_row = _is_by_row(verdict, tolerance)
         wrong = next((mask for _, mask in wrong_kinds(r, t) if mask.any()), None)
-        shares, index = _shares(r, t, allowed, by_row=by_row), worst_index(r, t, by_row=by_row)
+        shares, index = _shares(r, t, tolerance, by_row=by_row), worst_index(r, t, by_row=by_row)
     else:
-        r, t, by_row, wrong = got, truth, False, got != truth
-        shares, index = np.zeros(truth.shape), (0,) * truth.ndim
+        r, t, by_row, wrong = got, reference, False, got != reference
+        shares, index = np.zeros(reference.shape), (0,) * reference.ndim
     if wrong is not None and wrong.any():
         first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         index = tuple(int(i) for i in first)
         relative_to: RelativeTo = "kind"
     else:
-        relative_to, wrong = "row" if by_row else "whole", np.zeros(truth.shape, bool)
-    names = name_output_axes(shape, truth.ndim)
+        relative_to, wrong = "row" if by_row else "whole", np.zeros(reference.shape, bool)
+    names = name_output_axes(shape, reference.ndim)
     values = (f"{r[index]:.9g}", f"{t[index]:.9g}")
-    location = (golden.case.name, verdict.output, names, truth.shape, index)
+    location = (golden.case.name, verdict.output, names, reference.shape, index)
     row, column = (0, 0, *index)[-2:]
     cell = (row // _step(r.shape[-2] if r.ndim > 1 else 1), column // _step((1, *r.shape)[-1]))
     shares = np.where(wrong, np.nan, shares)
@@ -135,21 +135,21 @@ def _error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) 
     return ErrorMap(*location, *values, relative_to, cell, right, actual, difference, profiles)
 
 
-def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
+def _is_by_row(verdict: Verdict, tolerance: Tolerance) -> bool:
     """Return whether the error of a row decides the verdict, as in the failure message."""
     if verdict.whole is None or verdict.row is None:
         return True
-    whole = verdict.whole / allowed.whole
-    return whole <= 1 and whole <= verdict.row / allowed.row
+    whole = verdict.whole / tolerance.whole
+    return whole <= 1 and whole <= verdict.row / tolerance.row
 
 
-def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> np.ndarray:
-    """Return each element's error as a share of the allowed L2 error of its row or the whole."""
+def _shares(r: np.ndarray, t: np.ndarray, tolerance: Tolerance, *, by_row: bool) -> np.ndarray:
+    """Return each element's error as a share of the L2 tolerance of its row or the whole."""
     d, norms = scaled_differences(r, t), row_norms(np.atleast_1d(t))
     if by_row:
-        limit = np.where(norms > 0, norms, np.inf)[..., None] * allowed.row
+        limit = np.where(norms > 0, norms, np.inf)[..., None] * tolerance.row
     else:
-        limit = np.asarray((float(np.linalg.norm(norms)) or np.inf) * allowed.whole)
+        limit = np.asarray((float(np.linalg.norm(norms)) or np.inf) * tolerance.whole)
     return np.asarray((np.atleast_1d(d) / limit).reshape(d.shape))
 
 
@@ -195,7 +195,7 @@ def _rounded(value: float) -> float | None:
 def judge_pool(
     pool: Pool, goldens: Sequence[Golden], axes: Mapping[str, Shape], budgets: Sequence[Budget] = ()
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...], Quality | None]:
-    """Wait for the runtimes, and compare the outputs of each case with its truth.
+    """Wait for the runtimes, and compare the outputs of each case with its reference.
 
     `axes`: The shape of each output, by name; dynamic axes by name.
     `budgets`: The limits of the distance from the float model, for graphs that round inputs.
@@ -332,11 +332,11 @@ class RuntimeDistances:
         for verdict in verdicts:
             if verdict.whole is not None:
                 name = verdict.output
-                truth = (golden.floats if golden.rounds_inputs else golden.expected)[name]
+                reference = (golden.floats if golden.rounds_inputs else golden.expected)[name]
                 compared = golden.case.ignored_rows, golden.determined.get(name, ())
-                got = fill_ignored_rows(outputs[name], truth, *compared)
+                got = fill_ignored_rows(outputs[name], reference, *compared)
                 sums = self._sums.setdefault((name, verdict.runtime), Sums())
-                sums.add(truth, got, as_logits=is_logits(name))
+                sums.add(reference, got, as_logits=is_logits(name))
 
     def quality(self) -> Quality | None:
         """Return the distances; None if no output could be measured."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("page")
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Upper limits of the colours of cells, as an error divided by the error allowed."""
+"""Upper limits of the colours of cells, as an error divided by the tolerance."""
 
 _LAYER = re.compile(r"(?:present|cache|layer|hidden)\D*(\d+)")
 """Pattern of the outputs that belong to a layer, by the names that exporters give them."""
@@ -144,7 +144,7 @@ def _layers(report: Report, summary: Summary) -> dict[str, Any] | None:
 
 
 def _alone(report: Report) -> list[dict[str, Any]]:
-    """Return cells of the layers of each wrong graph, each on what it takes in the truth."""
+    """Return cells of the layers of each wrong graph, each on what it takes in the reference."""
     by_graph: dict[str, list[dict[str, Any]]] = {}
     for layer in report.layers:
         step = sum(layer.error > layer.right * limit for limit in STEPS[:-1])

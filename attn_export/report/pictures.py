@@ -58,7 +58,7 @@ _APART = 24
 """Largest number of rows or columns of a picture with lines between its cells."""
 
 _LOWEST, _HIGHEST = -3, 6
-"""Powers of ten at the ends of the log scale of errors over the error allowed."""
+"""Powers of ten at the ends of the log scale of error over the tolerance."""
 
 
 def figures(report: Report) -> list[dict[str, object]]:
@@ -86,7 +86,7 @@ def figures(report: Report) -> list[dict[str, object]]:
 
 
 def margin_bar(worst: float | None, *, failed: bool) -> Picture:
-    """Return a bar of an error over the error allowed on a log scale, with a line at 1."""
+    """Return a bar of an error over the tolerance on a log scale, with a line at 1."""
     measured = worst is not None and math.isfinite(worst)
     long = _log_place(worst) if worst is not None and measured else float(failed)
     limit = _log_place(1)

@@ -88,7 +88,7 @@ def shown(figure: float | None, digits: str) -> str:
 
 
 def shown_share(figure: float | None) -> str:
-    """Format an error divided by the error allowed, as text of a table's column."""
+    """Format an error divided by the tolerance, as text of a table's column."""
     return shown(figure, ".3f" if figure is None or figure < 1000 else ".1e")
 
 
@@ -106,7 +106,7 @@ class Summary:
 
     Attributes:
         passed: The number of cases of which every output passed.
-        worst: The largest error divided by the error allowed, from `largest`.
+        worst: The largest error divided by the tolerance, from `largest`.
         max_abs: The largest absolute difference from eager, from `largest`.
         max_rel: The largest relative difference from eager, from `largest`.
     """
@@ -255,7 +255,7 @@ class MatrixCell:
 
     Attributes:
         colour: Green if all cases passed, grey if a runtime that is not required did not run.
-        text: The worst error over the error allowed, the outcome of a run that failed, or a dash.
+        text: The worst error over the tolerance, the outcome of a run that failed, or a dash.
         reason: The reason that it is not green, or "".
         worst: The error in a green or failed cell, if there is one.
     """

@@ -106,7 +106,7 @@ def _whole(rows: list[dict[str, Any]]) -> Iterator[str]:
         "", "## Whole models", "",
         "Decoders with random weights, built by `gpu_check --prepare`: 2 layers, 512 wide, heads "
         "of 64 (llama) or 128. `qwen3-0.6b` and `llama-3.2-1b` have all layers, widths and the "
-        "vocabulary of their names, but no truth: they are not judged. The verdicts are those of "
+        "vocabulary of their names, but are not judged. The verdicts are those of "
         "`verify` on `ort-cuda`; errors are shares of what the judge allows. Graphs of `ort` for "
         "whose operators CUDA has no kernel in float32 are not run.", "",
         "Graphs of `cuda` in bfloat16 compute in it, and may be four times as wrong as the module "

@@ -58,7 +58,7 @@ class Graph:
         self._evaluator = ReferenceEvaluator(wide)
         self.outputs = [value.name for value in wide.graph.output]
 
-    def truth(self, inputs: Arrays) -> dict[str, Any]:
+    def reference(self, inputs: Arrays) -> dict[str, Any]:
         """Return every value in float64."""
         return self._run(inputs, lambda _, x: x)
 
@@ -109,7 +109,7 @@ class Graph:
 
 
 def error(
-    found: Mapping[str, Any], truth: Mapping[str, Any], names: list[str]
+    found: Mapping[str, Any], reference: Mapping[str, Any], names: list[str]
 ) -> tuple[float, float]:
     """Return the largest relative L2 errors of outputs, over all and of a row.
 
@@ -117,7 +117,7 @@ def error(
     """
     whole = row = 0.0
     for name in names:
-        t, d = truth[name], found[name] - truth[name]
+        t, d = reference[name], found[name] - reference[name]
         if not np.isfinite(d).all():
             return np.inf, np.inf
         norms = np.linalg.norm(t, axis=-1)

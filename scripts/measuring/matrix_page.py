@@ -30,7 +30,7 @@ class _Sum:
 
 
 def matrix_block(reports: Sequence[Report], when: str) -> str:
-    """Return the matrix: the worst error over the error allowed, by runtime and graph.
+    """Return the matrix: the worst error over the tolerance, by runtime and graph.
 
     Args:
         reports: The report of each model.

@@ -39,7 +39,7 @@ class Edited:
         self.model, self.graph, self.name = model, model.graph, name
         self.inputs, self.random = inputs, random
         self.weights = {t.name: t for t in self.graph.initializer}
-        self.truth = Graph(model).truth(inputs)
+        self.reference = Graph(model).reference(inputs)
 
     def made(self, value: str) -> NodeProto | None:
         """Return the node that makes a value."""
@@ -57,7 +57,7 @@ class Edited:
 
     def top(self, value: str) -> float:
         """Return the largest magnitude of a value, without what is masked."""
-        x = np.abs(self.truth[value])
+        x = np.abs(self.reference[value])
         return float(np.max(x, where=x < 9000, initial=0))
 
     def array(self, name: str) -> np.ndarray:
@@ -113,7 +113,7 @@ class Edited:
             if node.op_type not in _THROUGH:
                 raise NoPlaceError
             if node.op_type == "Split":
-                part, width = list(node.output).index(value), self.truth[value].shape[-1]
+                part, width = list(node.output).index(value), self.reference[value].shape[-1]
                 columns = slice(part * width, (part + 1) * width)
             value = node.input[1 if node.op_type == "Where" else 0]
 
@@ -131,7 +131,9 @@ class Edited:
 
     def attention(self) -> tuple[NodeProto, NodeProto]:
         """Return the Softmax of a layer, and the product that makes its scores."""
-        softmax = self.pick([n for n in self.of("Softmax") if self.truth[n.output[0]].ndim == 4])
+        softmax = self.pick(
+            [n for n in self.of("Softmax") if self.reference[n.output[0]].ndim == 4]
+        )
         node = self.made(softmax.input[0])
         while node is not None and node.op_type != "MatMul":
             node = self.made(node.input[1 if node.op_type == "Where" else 0])

@@ -53,7 +53,7 @@ def softmax(g: Edited, *, beyond: bool) -> Plant:
         what = f"scores - {shift:.3g}, so that all exponentials are 0"
     else:
         wanted = g.random.uniform(12, 16) if beyond else g.random.uniform(5, 9)
-        top = float(g.truth[x].max())
+        top = float(g.reference[x].max())
         bent = g.made(x)
         is_capped = g.name == "gemma2" and bent is not None
         factor = np.arctanh(wanted / 50) / np.arctanh(top / 50) if is_capped else wanted / top
@@ -82,7 +82,7 @@ def squares(g: Edited, *, beyond: bool) -> Plant:
     size = g.random.uniform(4, 60) if beyond else g.random.uniform(0.2, 0.6)
     place = g.pick(["embedding", "last", *["inner"] * bool(inner) * 2])
     pow_ = {"embedding": pows[0], "last": pows[-1], "inner": g.pick(inner or pows)}[place]
-    factor = (size * LARGEST) ** 0.5 / float(np.abs(g.truth[pow_.input[0]]).max())
+    factor = (size * LARGEST) ** 0.5 / float(np.abs(g.reference[pow_.input[0]]).max())
     if place == "embedding":
         words = next(n for n in g.of("Gather") if n.input[1] == "input_ids")
         g.own(words, 0, lambda w: w * factor)
@@ -157,14 +157,14 @@ def residual(g: Edited, *, beyond: bool) -> Plant:
     adds = [
         n for n in g.of("Add") if any(n.output[0] in r.input for r in g.of("LayerNormalization"))
     ]
-    places = [n for n in adds if _rows(g, n.input[1]) > g.truth[n.output[0]].shape[-1]]
+    places = [n for n in adds if _rows(g, n.input[1]) > g.reference[n.output[0]].shape[-1]]
     first, second = sorted(g.random.choice(len(places), 2, replace=False))
     one, two = places[first], places[second]
-    column = int(g.random.integers(g.truth[one.output[0]].shape[-1]))
+    column = int(g.random.integers(g.reference[one.output[0]].shape[-1]))
     share = g.random.uniform(0.5, 0.9) * LARGEST
-    g.scale(one.input[1], share / np.abs(g.truth[one.input[1]][..., column]).max(), column)
-    g.truth = Graph(g.model).truth(g.inputs)
-    before, part = (g.truth[two.input[i]][..., column] for i in (0, 1))
+    g.scale(one.input[1], share / np.abs(g.reference[one.input[1]][..., column]).max(), column)
+    g.reference = Graph(g.model).reference(g.inputs)
+    before, part = (g.reference[two.input[i]][..., column] for i in (0, 1))
     at = np.unravel_index(np.argmax(np.abs(before) * np.abs(part)), before.shape)
     size = (g.random.uniform(1.1, 1.6) if beyond else g.random.uniform(0.75, 0.95)) * LARGEST
     factor = (np.sign(before[at]) * size - before[at]) / part[at]
@@ -185,7 +185,7 @@ def offset(g: Edited, *, beyond: bool) -> Plant:
     x, axes = node.input[0], g.constant(np.array([-1]))
     far = g.random.uniform(300, 1500) if beyond else g.random.uniform(5, 20)
     wide = far / (g.random.uniform(3, 12) if beyond else 0.3)
-    scaled = g.add(node, "Mul", x, g.constant(np.float32(wide / g.truth[x].std())))
+    scaled = g.add(node, "Mul", x, g.constant(np.float32(wide / g.reference[x].std())))
     x = g.add(node, "Add", scaled.output[0], g.constant(np.float32(far))).output[0]
     square = g.add(node, "Mul", x, x)
     mean_square = g.add(node, "ReduceMean", square.output[0], axes).output[0]
@@ -225,7 +225,7 @@ def experts(g: Edited, *, beyond: bool) -> Plant:
 
     g.own(down, 0, scaled)
     g.behind(share, "Mul", more)
-    smaller = np.full(g.truth[total.output[0]].shape[-1], 1 / more)
+    smaller = np.full(g.reference[total.output[0]].shape[-1], 1 / more)
     smaller[channel] /= factor
     g.behind(g.behind(total, "Mul", smaller**0.5), "Mul", smaller**0.5)
     return Plant(f"channel {channel} of experts times {factor:.3g}, the sum ÷ it", _named(total))
@@ -233,7 +233,7 @@ def experts(g: Edited, *, beyond: bool) -> Plant:
 
 def _channel(g: Edited, values: list[str], more: float) -> tuple[int, list[float]]:
     """Return the channel in which a sum is largest beside its parts, and the largest of each."""
-    part, single, total = (np.abs(g.truth[v]).max(axis=0) for v in values)
+    part, single, total = (np.abs(g.reference[v]).max(axis=0) for v in values)
     part, total = part * more, total * more
     best = int(np.argmax(total / np.maximum(part, single)))
     if total[best] < 1.06 * max(part[best], single[best]):
@@ -246,11 +246,11 @@ KINDS: dict[str, Callable[..., Plant]] = {
 }
 
 
-def beyond_limits(model: onnx.ModelProto, truth: dict[str, Any]) -> Iterator[set[str]]:
+def beyond_limits(model: onnx.ModelProto, reference: dict[str, Any]) -> Iterator[set[str]]:
     """Yield the names for each value that leaves float16, in the order of the graph."""
     weights = {t.name for t in model.graph.initializer}
     for node in model.graph.node:
         for name in (*(x for x in node.input if x in weights), *node.output):
-            x = truth[name]
+            x = reference[name]
             if isinstance(x, np.ndarray) and x.dtype.kind == "f" and overflows(x):
                 yield {name} if name in weights else _named(node)

@@ -21,7 +21,7 @@ from attn_export.bundle.golden import (
 from attn_export.commands.judge_graphs import tried_note
 from attn_export.errors import BundleError
 from attn_export.results import Case, Golden
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 from attn_export.tensorfile import read_outputs, read_tensors, write_tensors
 
 FOLDER = "test_data_set_0"
@@ -41,9 +41,9 @@ def golden(name: str, kind: str, batch: int) -> Golden:
     about, rows = f"about {name}", tuple(range(1, batch))
     sizes = {"batch": batch}
     case = Case(name, kind, sizes, inputs, about, contents=("sharp",), ignored_rows=rows)
-    allowed = {"output": Allowed(1.25e-7, 3e-300), "present_key": None}
-    unusable = {"present_key": "eager is not finite"} if kind == "probe" else {}
-    return Golden(case, expected, eager, allowed, unusable)
+    tolerance = {"output": Tolerance(1.25e-7, 3e-300), "present_key": None}
+    uncompared = {"present_key": "eager is not finite"} if kind == "probe" else {}
+    return Golden(case, expected, eager, tolerance, uncompared)
 
 
 GOLDENS = [golden("shape_B1", "shape", 1), golden("shape_B2", "shape", 2), golden("é", "probe", 3)]
@@ -84,8 +84,8 @@ def test_everything_but_the_inputs_comes_back(folder):
         assert back.case.inputs == {}
         assert same(back.expected, one.expected)
         assert same(back.eager, one.eager)
-        assert back.allowed == one.allowed
-        assert back.unusable == one.unusable
+        assert back.tolerance == one.tolerance
+        assert back.uncompared == one.uncompared
 
 
 def test_the_index_alone_says_where_the_inputs_of_every_case_lie(folder):
@@ -140,7 +140,7 @@ def test_inputs_are_not_written_over(folder):
 def test_errors_too_large_for_evidence_come_back_for_the_judge_to_say_so(error: float, folder):
     of_case(allowed={"output": {"whole": error, "row": 1e-6}, "present_key": None})(folder)
     (back,) = read_golden(folder)
-    assert back.allowed["output"].whole == pytest.approx(error, nan_ok=True)
+    assert back.tolerance["output"].whole == pytest.approx(error, nan_ok=True)
 
 
 # -- damage -----------------------------------------------------------------------------------
@@ -211,12 +211,12 @@ SHAPELESS = {
     "an output without an error": of_case(allowed={"present_key": None}),
     **{
         f"an error of {error!r}": of_case(
-            allowed={"output": {"whole": 1e-6, "row": error}, "present_key": None}
+            tolerance={"output": {"whole": 1e-6, "row": error}, "present_key": None}
         )
         for error in (0.0, -1e-6, "1e-6", None, True, 10**400)
     },
     "an error of the whole alone": of_case(
-        allowed={"output": {"whole": 1e-6}, "present_key": None}
+        tolerance={"output": {"whole": 1e-6}, "present_key": None}
     ),
 }
 
@@ -233,7 +233,7 @@ def test_damaged_vectors_are_refused_with_the_folder_named(damage, folder):
     assert "\n" not in str(caught.value)
 
 
-def test_errors_allowed_that_are_no_table_are_refused(folder):
+def test_tolerances_that_are_no_table_are_refused(folder):
     of_case(allowed=[])(folder)
     with pytest.raises(BundleError):
         read_golden(folder)

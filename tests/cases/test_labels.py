@@ -40,8 +40,8 @@ INTERFACES = {
 
 @functools.cache
 def goldens_of(name: str) -> tuple[Golden, ...]:
-    truth = {"output": np.ones(1)}
-    return tuple(Golden(case, truth, {}, {}, {}) for case in plan_cases(INTERFACES[name]).cases)
+    reference = {"output": np.ones(1)}
+    return tuple(Golden(case, reference, {}, {}, {}) for case in plan_cases(INTERFACES[name]).cases)
 
 
 def check(name: str, goldens: list[Golden]) -> None:
@@ -190,7 +190,7 @@ def test_a_label_that_other_inputs_would_need_is_refused(forged: list[Golden], m
     assert message in str(caught.value)
 
 
-def test_batch_elements_that_are_all_nan_are_no_evidence():
+def test_batch_elements_that_are_all_nan_are_not_compared():
     def is_nan(case: Case) -> bool:
         return case.name == "nan_in_rows"
 

@@ -61,7 +61,7 @@ def free_of(spec: AttentionSpec) -> list[str]:
 
 
 def bytes_of(plan: Plan, spec: AttentionSpec) -> int:
-    """Return the size of the golden vectors: inputs, and float32 outputs of truth and eager."""
+    """Return the size of the golden vectors: inputs, and float32 outputs of reference and eager."""
     total = 0
     for case in plan.cases:
         total += sum(array.nbytes for array in case.inputs.values())

@@ -20,7 +20,7 @@ from shared import extended
 from attn_export.commands.compare import compare
 from attn_export.errors import UsageError
 from attn_export.graph.ranges import described_inputs
-from attn_export.truth.reference import read_reference
+from attn_export.reference.reference import read_reference
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Evidence in a bundle: enough cases, and small allowed errors."""
+"""Evidence in a bundle: enough cases, and small tolerances."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def allow(error: object) -> Callable[[Index], None]:
         (None, "give no tolerance"),
     ],
 )  # fmt: skip
-def test_an_allowed_error_that_hides_faults_never_passes(error, message: str, copy: Path):
+def test_a_tolerance_that_hides_faults_never_passes(error, message: str, copy: Path):
     change_index(copy, allow(error))
     report = verify(copy, runtimes=["ort-cpu"])
     assert report.exit_code == 6
@@ -67,7 +67,7 @@ def test_an_allowed_error_that_hides_faults_never_passes(error, message: str, co
 
 
 @pytest.mark.parametrize("error", [0, -1.0, math.nan, "1e9", True, [1]])
-def test_an_allowed_error_that_is_no_number_above_0_is_damage(error, copy: Path):
+def test_a_tolerance_that_is_no_number_above_0_is_damage(error, copy: Path):
     change_index(copy, allow(error))
     with pytest.raises(BundleError, match=r"index\.json was changed: .*allowed"):
         verify(copy, runtimes=["ort-cpu"])
@@ -86,7 +86,7 @@ LACKS: dict[str, tuple[Callable[[Index], bool], str]] = {
 
 
 @pytest.mark.parametrize("name", LACKS)
-def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Path):
+def test_fewer_cases_than_the_rule_asks_for_are_refused(name: str, copy: Path):
     keeps, message = LACKS[name]
 
     def change(index: Index) -> None:
@@ -98,7 +98,7 @@ def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Pat
     assert message in str(caught.value)
 
 
-def test_a_budget_in_place_of_allowed_errors_is_no_evidence_of_a_layer(copy: Path):
+def test_a_budget_in_place_of_tolerances_proves_nothing_of_a_layer(copy: Path):
     change_index(copy, lambda index: index.update(budgets=["sqnr>=0"]))
     with pytest.raises(BundleError, match="has a budget in place of the tolerances"):
         verify(copy, runtimes=["ort-cpu"])
@@ -112,14 +112,14 @@ def ignore_all_rows(index: Index) -> None:
         case["ignored_rows"] = list(range(case["sizes"]["batch"]))
 
 
-def test_rows_that_are_ignored_without_a_reason_are_no_evidence(copy: Path):
+def test_rows_that_are_ignored_without_a_reason_are_not_compared(copy: Path):
     change_index(copy, ignore_all_rows)
     for recompute in (False, True):
         with pytest.raises(BundleError, match="ignores batch element 0, whose inputs are finite"):
             verify(copy, runtimes=["ort-cpu"], recompute=recompute)
 
 
-def test_open_masks_under_the_labels_of_others_are_no_evidence(copy: Path):
+def test_open_masks_under_the_labels_of_others_are_not_compared(copy: Path):
     index = json.loads((copy / "golden" / "index.json").read_text())
     number = index["inputs"].index("attn_mask")
     for case in index["cases"]:
@@ -141,7 +141,7 @@ def test_a_module_without_dynamic_axes_needs_no_other_sizes(tmp_path: Path):
     assert "sizes: one, since no axis is dynamic" in report.notes
 
 
-# -- the truth anew ---------------------------------------------------------------------------
+# -- the reference anew ---------------------------------------------------------------------------
 
 
 def make_wrong(folder: Path) -> None:
@@ -170,7 +170,7 @@ def make_wrong(folder: Path) -> None:
     seal(folder)
 
 
-def test_truth_that_was_replaced_is_found_by_computing_it_anew(copy: Path):
+def test_reference_that_was_replaced_is_found_by_computing_it_anew(copy: Path):
     make_wrong(copy)
     assert verify(copy, runtimes=["ort-cpu"]).passed
     report = verify(copy, runtimes=["ort-cpu"], recompute=True)
@@ -322,14 +322,14 @@ def users(tmp_path: Path) -> tuple[Path, Path]:
     return folder, file
 
 
-def test_truth_of_a_users_module_comes_from_the_module(users: tuple[Path, Path]):
+def test_reference_of_a_users_module_comes_from_the_module(users: tuple[Path, Path]):
     folder, file = users
     options: dict[str, Any] = {"runtimes": ["ort-cpu"], "recompute": True}
     with pytest.raises(UsageError, match=r"give --module PATH\.py:FUNCTION"):
         verify(folder, **options)
     assert verify(folder, module=f"{file}:make", **options).passed
     other = verify(folder, module=f"{file}:other", **options)
-    assert other.exit_code == 7  # the errors allowed are not those of this module either
+    assert other.exit_code == 7  # the tolerance are not those of this module either
     assert STORED in {verdict.runtime for verdict in other.failures}
     sizes = verify(folder, module=f"{file}:make", runtimes=["ort-cpu"], sizes=["frames=300"])
     assert sizes.passed

@@ -218,7 +218,7 @@ def forged(bundle: Path, place: Path, change: Callable[[Path], object]) -> Path:
         (lambda folder: change_quality(folder, lambda q: q.update(budgets=[])), "names no budget"),
     ],
 )
-def test_a_quantised_layer_without_a_float_model_is_no_evidence(
+def test_a_quantised_layer_without_a_float_model_is_not_compared(
     bundle: Path, tmp_path: Path, change, message: str
 ):
     with pytest.raises(BundleError, match=message):

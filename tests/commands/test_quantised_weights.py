@@ -1,4 +1,4 @@
-"""Bundles with weights of 4 and 8 bits: their graphs, their weights, and their truth."""
+"""Bundles with weights of 4 and 8 bits: their graphs, their weights, and their reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attn_export.errors import BundleError
 from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
-from attn_export.truth import oracle
+from attn_export.reference import oracle
 
 pytestmark = pytest.mark.xdist_group("test_quantised_weights")  # its bundles are shared
 
@@ -67,7 +67,7 @@ def test_integers_in_the_graph_are_the_weights_of_the_module(name: str):
         assert not (module == before).all(), weight
 
 
-def test_the_truth_of_stored_integers_is_the_stored_truth(tmp_path, monkeypatch):
+def test_the_reference_of_stored_integers_is_the_stored_reference(tmp_path, monkeypatch):
     monkeypatch.setattr(oracle, "GOLDEN_BYTES", 200 << 10)  # not even a row of each case is stored
     bundle, spec = tmp_path / "b", small_spec(**SPECS["int4, cross"])
     report = build(spec, bundle, runtimes=["ort-cpu"], dialects=["standard"])

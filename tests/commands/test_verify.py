@@ -305,7 +305,7 @@ def test_a_gate_of_the_users_only_tightens(bundle: Path, tmp_path: Path):
     assert verify(bundle, graph=wrong, atol=10.0, **run).exit_code == 6
 
 
-def test_the_report_has_the_difference_from_eager_and_from_the_truth(bundle: Path):
+def test_the_report_has_the_difference_from_eager_and_from_the_reference(bundle: Path):
     report = verify(bundle, runtimes=["ort-cpu"])
     worst = max(report.verdicts, key=lambda verdict: verdict.worst or 0)
     assert 0 < (worst.worst or 0) < 1

@@ -38,7 +38,7 @@ SLOW = {
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision", "dry-run", "other-cpus", "whole-models", "build-models",
-    "judge-a-model", "ship-to-cpp", "parity-in-ci", "commands", "graphs-of-others", "runtimes",
+    "judge-a-model", "ship-to-cpp", "parity-in-ci", "commands", "other-exporters", "runtimes",
     "value-ranges", "troubleshooting", "index", "gpu",
 }  # fmt: skip
 """Pages that take long, or whose commands README has, too: `--all` runs them. By default their

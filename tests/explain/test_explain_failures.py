@@ -156,14 +156,14 @@ def test_the_reproducer_is_not_named_after_a_path_of_this_machine(
 
 
 def test_failing_cases_are_grouped_by_the_size_of_their_errors():
-    truth = np.ones((2, 3))
+    reference = np.ones((2, 3))
 
     def case(name: str) -> GoldenCase:
         made = Case(name, "shape", {}, {}, "")
-        return GoldenCase(name, {}, {}, Golden(made, {"y": truth}, {}, {}, {}))
+        return GoldenCase(name, {}, {}, Golden(made, {"y": reference}, {}, {}, {}))
 
     errors = {"all": 1e-4, "left": 0.3, "other": 2e-4, "padded": 0.2, "other shape": None}
-    outputs = {n: {"y": truth[:1] if e is None else truth + e} for n, e in errors.items()}
+    outputs = {n: {"y": reference[:1] if e is None else reference + e} for n, e in errors.items()}
     ran = RunResult("ran", "", outputs, {}, {})
     failed = tuple(map(case, outputs))
     groups = GraphRun(ran, failed, ()).groups()

@@ -17,7 +17,7 @@ from attn_export.float64.evaluate import Evaluation, NotComputedError
 from attn_export.results import Case, Golden
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import Allowed, GraphFile
+from attn_export.schema import GraphFile, Tolerance
 
 BIAS = np.array([1, -2, 3], np.float32)
 
@@ -44,7 +44,7 @@ def suspect() -> EvaluatedGraph:
 def case_without_bias() -> GoldenCase:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     case = Case("one", "shape", {}, {"x": x}, "")
-    golden = Golden(case, {"y": x}, {"y": x}, {"y": Allowed(1e-6, 1e-6)}, {})
+    golden = Golden(case, {"y": x}, {"y": x}, {"y": Tolerance(1e-6, 1e-6)}, {})
     return GoldenCase("one", {}, {"x": x}, golden)
 
 

@@ -77,8 +77,8 @@ def test_a_right_bundle_has_no_cause(healthy: Path, need, request: pytest.Fixtur
         assert "nothing to explain" in found.sentence
 
 
-def test_in_float64_every_graph_gives_the_truth(healthy: Path):
-    """Check that contrib operators of the `ort` dialect give the truth, too."""
+def test_in_float64_every_graph_gives_the_reference(healthy: Path):
+    """Check that contrib operators of the `ort` dialect give the reference, too."""
     cases = golden_cases(healthy, None)[::4]
     for form in graph_files_to_examine(read_manifest(healthy), None):
         runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())

@@ -20,7 +20,7 @@ from attn_export.float64.evaluate import Evaluation
 from attn_export.results import Case, Golden
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
-from attn_export.schema import Allowed, GraphFile
+from attn_export.schema import GraphFile, Tolerance
 
 
 def gate(operator: str, folder: Path) -> EvaluatedGraph:
@@ -43,10 +43,10 @@ def gate(operator: str, folder: Path) -> EvaluatedGraph:
 
 def case_of(suspect: EvaluatedGraph, gates: list[float]) -> GoldenCase:
     inputs = {"x": np.ones((len(gates), 4), np.float32), "g": np.array(gates, np.float32)}
-    truth = suspect.evaluation.outputs_of(suspect.evaluation.values(inputs))
-    expected = {name: array.astype(np.float32) for name, array in truth.items()}
-    allowed = {"y": Allowed(1e-6, 1e-6)}
-    golden = Golden(Case("one", "shape", {}, inputs, ""), expected, expected, allowed, {})
+    reference = suspect.evaluation.outputs_of(suspect.evaluation.values(inputs))
+    expected = {name: array.astype(np.float32) for name, array in reference.items()}
+    tolerance = {"y": Tolerance(1e-6, 1e-6)}
+    golden = Golden(Case("one", "shape", {}, inputs, ""), expected, expected, tolerance, {})
     return GoldenCase("one", {}, inputs, golden)
 
 

@@ -79,7 +79,7 @@ def test_a_node_behind_the_first_wrong_value_and_all_of_a_kind_are_found():
     assert "Tanh m, and 1 node like it, should be Erf" in both.sentence
 
 
-def test_rows_that_are_not_compared_are_no_evidence():
+def test_rows_that_are_not_compared_prove_nothing():
     assert repaired("[n] y = Tanh(x)", "[n] y = Erf(x)", padded=1) is not None
 
 

@@ -106,7 +106,8 @@ def hide_key_0(mask: Tensor) -> Tensor:
     return mask & (torch.arange(mask.shape[-1]) > 0)
 
 
-# Not -1e9, which absorbs a score in float32 and not in the float64 truth: it has no one meaning.
+# Not -1e9, which absorbs a score in float32 and not in the float64 reference: it has no one
+# meaning.
 def test_rows_without_any_key_pass(tmp_path):
     def make(mask):
         return torch.where(hide_key_0(mask), 0.0, LOWEST)

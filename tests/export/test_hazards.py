@@ -181,7 +181,7 @@ def test_masks_of_every_broadcast_shape_run_and_pass(mask: str):
 # -- torch.onnx.export(verify=True) lets NaN pass; the judge does not ------------------
 
 
-def test_a_module_that_gives_nan_where_its_truth_has_none_does_not_pass(tmp_path: Path):
+def test_a_module_that_gives_nan_where_its_reference_has_none_does_not_pass(tmp_path: Path):
     class Overflow(nn.Module):
         def forward(self, x):
             return (x * 1e30) * (x * 1e30) * 1e-60  # finite in float64 only

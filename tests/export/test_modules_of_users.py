@@ -123,7 +123,7 @@ def test_differences_below_half_precision_fail_nothing(tmp_path: Path):
     assert build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
-def test_a_module_that_rounds_within_is_said_to_be_far_from_its_truth(tmp_path: Path):
+def test_a_module_that_rounds_within_is_said_to_be_far_from_its_reference(tmp_path: Path):
     subject = of(lambda f, x: f(x.to(torch.bfloat16).float()))
     report = build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed

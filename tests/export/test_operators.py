@@ -1,4 +1,4 @@
-"""Operators and functions of others: by PyTorch code, or by functions of onnxscript."""
+"""Operators and functions of other libraries: by PyTorch code, or by functions of onnxscript."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from attn_export.commands.main import run
 from attn_export.errors import GraphError
 from attn_export.float64 import bounded
 from attn_export.parts.value_ranges.range_flow import ranges_of
-from attn_export.truth.reference import read_reference
+from attn_export.reference.reference import read_reference
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 value = helper.make_tensor_value_info

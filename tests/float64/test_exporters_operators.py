@@ -96,13 +96,13 @@ def test_onnx_runtime_gives_all_rows_of_a_prompt_the_positions_of_the_first():
     op, domain, operands, attributes, outputs = grouped(4, [0, 0], **ROTARY, position_ids=places)
     model = model_of(op, domain, operands, attributes, outputs)
     evaluation = Evaluation(model)
-    values = truth = evaluation.values({n: a for n, a in operands.items() if a is not None})
+    values = reference = evaluation.values({n: a for n, a in operands.items() if a is not None})
     wrong = evaluation.attention(
         evaluation.nodes[0], values, {"positions": lambda positions, _: positions[[0, 0]]}
     )
     found = dict(zip(outputs.split(), run(model, operands), strict=True))
     for name in ("y", "keys"):
-        assert np.abs(found[name] - truth[name])[1].max() > 0.1
+        assert np.abs(found[name] - reference[name])[1].max() > 0.1
     for name, array in found.items():
         np.testing.assert_allclose(array, wrong[name], ROUNDED, ROUNDED)
 

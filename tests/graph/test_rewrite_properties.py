@@ -125,9 +125,9 @@ def assert_all_forms_give(
             for one, right in zip(inputs, wanted, strict=True):
                 if form == DECODE and one["Q"].shape[query_axis] != 1:
                     continue
-                for got, truth in zip(bound_run(engine, one, lowered), right, strict=True):
+                for got, expected in zip(bound_run(engine, one, lowered), right, strict=True):
                     np.testing.assert_allclose(
-                        got.astype(np.float64), truth.astype(np.float64), tolerance, tolerance,
+                        got.astype(np.float64), expected.astype(np.float64), tolerance, tolerance,
                         err_msg=f"{dialect} {form}",
                     )  # fmt: skip
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from attn_export.results import Arrays, Case, Golden
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 
-ALLOWED = Allowed(whole=1e-3, row=1e-2)
+TOLERANCE = Tolerance(whole=1e-3, row=1e-2)
 """Far from rounding errors, so that a test can be just inside or just outside."""
 
 
@@ -15,8 +15,8 @@ def made_golden(
     expected: Arrays,
     eager: Arrays | None = None,
     *,
-    allowed: Allowed | None = ALLOWED,
-    unusable: dict[str, str] | None = None,
+    tolerance: Tolerance | None = TOLERANCE,
+    uncompared: dict[str, str] | None = None,
     case: str = "base",
     inputs: Arrays | None = None,
 ) -> Golden:
@@ -25,9 +25,9 @@ def made_golden(
         case=Case(case, "probe", {}, inputs or {}, ""),
         expected=expected,
         eager=expected if eager is None else eager,
-        allowed={
-            name: allowed if np.issubdtype(array.dtype, np.floating) else None
+        tolerance={
+            name: tolerance if np.issubdtype(array.dtype, np.floating) else None
             for name, array in expected.items()
         },
-        unusable=unusable or {},
+        uncompared=uncompared or {},
     )

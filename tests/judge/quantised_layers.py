@@ -97,7 +97,7 @@ def refused_outputs(folder: Path, run: Run) -> int:
 
 @functools.lru_cache(maxsize=2)
 def goldens_of(folder: Path) -> dict[str, Golden]:
-    """Return the truth of the cases of a bundle, by name, which is read once for its tests."""
+    """Return the reference of the cases of a bundle, by name, which is read once for its tests."""
     return {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
 
 

@@ -1,4 +1,4 @@
-"""Baselines: an error that grew by more than a factor fails, even within the allowed error."""
+"""Baselines: an error that grew by more than a factor fails, even within the tolerance."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graph
 from attn_export.judge.judge import judge
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Arrays, Case, Verdict
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
-from attn_export.truth.oracle import Oracle
 
 pytestmark = pytest.mark.xdist_group("test_clean_runs")  # what it makes is shared
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from made_golden import ALLOWED, made_golden
+from made_golden import TOLERANCE, made_golden
 
 from attn_export.judge.judge import judge
 from attn_export.results import Golden, Verdict
 from attn_export.runtimes.run_options import Gate
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 
 NAN, INF = np.nan, np.inf
 F32, F64, I64 = np.float32, np.float64, np.int64
@@ -25,8 +25,8 @@ def judge_one(golden: Golden, got: np.ndarray, gate: Gate | None = None) -> Verd
     return verdict
 
 
-def judge_values(truth: object, got: object, dtype: type = F32, gate: Gate | None = None):
-    return judge_one(made_golden({"y": np.array(truth, dtype)}), np.array(got, dtype), gate)
+def judge_values(reference: object, got: object, dtype: type = F32, gate: Gate | None = None):
+    return judge_one(made_golden({"y": np.array(reference, dtype)}), np.array(got, dtype), gate)
 
 
 def test_a_verdict_says_who_ran_what():
@@ -38,7 +38,7 @@ def test_a_verdict_says_who_ran_what():
 
 
 @pytest.mark.parametrize(
-    ("truth", "got", "status"),
+    ("reference", "got", "status"),
     [
         pytest.param([[3, 4]], [[3, 4]], "passed", id="equal"),
         pytest.param([[3, 4]], [[3, 4.004]], "passed", id="within the whole"),
@@ -68,8 +68,8 @@ def test_a_verdict_says_who_ran_what():
         pytest.param([[0, 0], [INF, 1]], [[1, 0], [INF, 1]], "failed", id="0 beside infinity"),
     ],
 )
-def test_floating_outputs(truth, got, status):
-    verdict = judge_values(truth, got)
+def test_floating_outputs(reference, got, status):
+    verdict = judge_values(reference, got)
     assert verdict.status == status
     assert bool(verdict.message) == (status == "failed")
 
@@ -120,7 +120,7 @@ def test_the_order_of_outputs_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("truth", "got", "parts"),
+    ("reference", "got", "parts"),
     [
         pytest.param(
             [[1, 2], [3, 4]], [[1, 2], [3, 4.5]],
@@ -147,8 +147,8 @@ def test_the_order_of_outputs_does_not_matter():
         pytest.param([[1, -INF]], [[1, 2]], ["-Inf", "[0, 1]", "expected -inf"], id="no infinity"),
     ],
 )  # fmt: skip
-def test_the_message_says_where_what_and_how_much_is_allowed(truth, got, parts):
-    message = judge_values(truth, got).message
+def test_the_message_says_where_what_and_how_much_is_allowed(reference, got, parts):
+    message = judge_values(reference, got).message
     assert [part for part in parts if part not in message] == []
 
 
@@ -158,13 +158,13 @@ def test_the_message_of_integers_says_where_and_what():
 
 
 @pytest.mark.parametrize(("got", "status"), [(F32, "unusable"), (F64, "failed")])
-def test_no_evidence_is_never_a_pass_and_hides_no_wrong_type(got, status):
-    """Judge a case whose eager is NaN and whose truth is not, so that no figure is right."""
+def test_what_is_not_compared_is_never_a_pass_and_hides_no_wrong_type(got, status):
+    """Judge a case whose eager is NaN and whose reference is not, so that no figure is right."""
     golden = made_golden(
         {"y": np.ones((1, 2), F32)},
         {"y": np.array([[1, NAN]], F32)},
-        allowed=None,
-        unusable={"y": "eager is NaN"},
+        tolerance=None,
+        uncompared={"y": "eager is NaN"},
     )
     verdict = judge_one(golden, np.ones((1, 2), got))
     assert verdict.status == status
@@ -190,10 +190,10 @@ def test_a_gate_of_the_users_only_tightens(gate, got, status):
 
 
 def test_a_gate_compares_with_eager_and_says_so():
-    truth, eager = np.array([[10, 10]], F32), np.array([[10, 10.002]], F32)
-    golden = made_golden({"y": truth}, {"y": eager})
+    reference, eager = np.array([[10, 10]], F32), np.array([[10, 10.002]], F32)
+    golden = made_golden({"y": reference}, {"y": eager})
     assert judge_one(golden, eager, Gate(atol=0)).status == "passed"
-    verdict = judge_one(golden, truth, Gate(atol=1e-4))
+    verdict = judge_one(golden, reference, Gate(atol=1e-4))
     assert verdict.status == "failed"
     for part in ("--atol 0.0001 --rtol 0", "eager", "[0, 1]", "actual 10", "expected 10.002"):
         assert part in verdict.message
@@ -208,16 +208,16 @@ def test_a_gate_passes_infinities_where_they_belong():
     assert judge_values([[1, INF]], [[1, INF]], gate=Gate(atol=0)).status == "passed"
 
 
-def test_differences_are_from_eager_and_measures_from_the_truth():
+def test_differences_are_from_eager_and_measures_from_the_reference():
     golden = made_golden({"y": np.array([[4, 0]], F64)}, {"y": np.array([[8, 0.5]], F64)})
     verdict = judge_one(golden, np.array([[5, 0]], F64))
     assert (verdict.whole, verdict.row) == (0.25, 0.25)
-    assert verdict.worst == pytest.approx(0.25 / ALLOWED.whole)
+    assert verdict.worst == pytest.approx(0.25 / TOLERANCE.whole)
     assert (verdict.max_abs, verdict.max_rel) == (3, 1)
 
 
 @pytest.mark.parametrize(
-    ("truth", "got", "figure"),
+    ("reference", "got", "figure"),
     [
         ([[1, 2]], [[1, NAN]], NAN),
         ([[1, NAN]], [[1, 2]], NAN),
@@ -226,8 +226,8 @@ def test_differences_are_from_eager_and_measures_from_the_truth():
         ([[0, 0]], [[0, 1e-9]], INF),
     ],
 )
-def test_a_wrong_kind_has_no_finite_figure(truth, got, figure):
-    verdict = judge_values(truth, got)
+def test_a_wrong_kind_has_no_finite_figure(reference, got, figure):
+    verdict = judge_values(reference, got)
     assert verdict.status == "failed"
     assert verdict.worst == pytest.approx(figure, nan_ok=True)
 
@@ -255,7 +255,7 @@ def test_integers_that_differ_have_no_figure():
 def test_an_output_passes_exactly_when_both_measures_are_within(size, error, whole, row):
     """Change every element by the same factor, which both measures are then."""
     assume(min(abs(error - whole), abs(error - row)) > 1e-9)
-    golden = made_golden({"y": np.full((2, 3), size, F64)}, allowed=Allowed(whole, row))
+    golden = made_golden({"y": np.full((2, 3), size, F64)}, tolerance=Tolerance(whole, row))
     verdict = judge_one(golden, golden.expected["y"] * (1 + error))
     assert (verdict.status == "passed") == (error < min(whole, row))
     # 1 + error is rounded, by 1e-16: that much, relative to an allowed 1e-6.
@@ -276,19 +276,19 @@ def test_no_gate_turns_a_failure_into_a_pass(got, atol, rtol):
 
 
 @pytest.mark.parametrize(
-    ("truth", "got"),
+    ("reference", "got"),
     [([[np.inf, 0.0]], [[np.inf, 7.0]]), ([[np.nan, 0.0]], [[np.nan, 1e-30]])],
 )
-def test_the_zeros_of_a_row_that_is_not_finite_have_to_be_zeros_too(truth, got):
-    assert judge_values(truth, truth).status == "passed"
-    assert judge_values(truth, got).status == "failed"
+def test_the_zeros_of_a_row_that_is_not_finite_have_to_be_zeros_too(reference, got):
+    assert judge_values(reference, reference).status == "passed"
+    assert judge_values(reference, got).status == "failed"
 
 
 @pytest.mark.parametrize("size", [1e200, 1e-170])
 def test_float64_values_whose_squares_leave_its_range_are_still_compared(size):
-    truth = np.full((2, 3), size)
-    assert judge_values(truth, truth * (1 + 1e-6), np.float64).status == "passed"
-    assert judge_values(truth, truth * 50, np.float64).status == "failed"
+    reference = np.full((2, 3), size)
+    assert judge_values(reference, reference * (1 + 1e-6), np.float64).status == "passed"
+    assert judge_values(reference, reference * 50, np.float64).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -302,17 +302,19 @@ def test_float64_values_whose_squares_leave_its_range_are_still_compared(size):
     ],
 )
 def test_graphs_that_compute_in_bfloat16_may_be_as_wrong_as_eager(dialect, error, status):
-    truth = np.ones((2, 4), ml_dtypes.bfloat16)
-    eager = truth + np.array(1 / 128, truth.dtype)
-    golden = dataclasses.replace(made_golden({"y": truth}, {"y": eager}), allowed={"y": ALLOWED})
-    got = truth + np.array(error, truth.dtype)
+    reference = np.ones((2, 4), ml_dtypes.bfloat16)
+    eager = reference + np.array(1 / 128, reference.dtype)
+    golden = dataclasses.replace(
+        made_golden({"y": reference}, {"y": eager}), tolerance={"y": TOLERANCE}
+    )
+    got = reference + np.array(error, reference.dtype)
     (verdict,) = judge("ort-cuda", "model.cuda.onnx", golden, {"y": got}, dialect=dialect)
     assert (verdict.status, verdict.whole) == (status, error)
 
 
 def test_only_graphs_in_bfloat16_may_be_as_wrong_as_eager():
-    truth = np.ones((2, 4), np.float16)
-    golden = made_golden({"y": truth}, {"y": truth * np.float16(1.01)})
+    reference = np.ones((2, 4), np.float16)
+    golden = made_golden({"y": reference}, {"y": reference * np.float16(1.01)})
     got = golden.eager["y"]
     (verdict,) = judge("ort-cuda", "model.cuda.onnx", golden, {"y": got}, dialect="cuda")
     assert verdict.status == "failed"

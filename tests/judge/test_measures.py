@@ -1,4 +1,4 @@
-"""Distances from the truth, and elements that do not count."""
+"""Distances from the reference, and elements that do not count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pairs = shapes.flatmap(
 
 
 @pytest.mark.parametrize(
-    ("x", "truth", "whole", "row"),
+    ("x", "reference", "whole", "row"),
     [
         pytest.param([[3, 4]], [[3, 4]], 0, 0, id="equal"),
         pytest.param([[3, 5]], [[3, 4]], 0.2, 0.2, id="one row is the whole"),
@@ -43,8 +43,8 @@ pairs = shapes.flatmap(
         pytest.param(np.zeros((3, 0)), np.zeros((3, 0)), 0, 0, id="empty rows"),
     ],
 )  # fmt: skip
-def test_measure_is_relative_to_the_norms_of_the_whole_and_of_rows(x, truth, whole, row):
-    found = measure(np.array(x, np.float32), np.array(truth, np.float32))
+def test_measure_is_relative_to_the_norms_of_the_whole_and_of_rows(x, reference, whole, row):
+    found = measure(np.array(x, np.float32), np.array(reference, np.float32))
     assert found.whole == pytest.approx(whole)
     assert found.row == pytest.approx(row)
 
@@ -58,42 +58,42 @@ def test_errors_of_elements_are_infinite_where_one_array_is_not_finite():
 
 def test_squares_of_float32_neither_overflow_nor_vanish():
     for size in (1e-44, 1e38):
-        truth = np.full((2, 3), size, np.float32)
-        assert measure(truth / 2, truth).whole == pytest.approx(0.5, rel=0.2)
+        reference = np.full((2, 3), size, np.float32)
+        assert measure(reference / 2, reference).whole == pytest.approx(0.5, rel=0.2)
 
 
 @settings(deadline=None, max_examples=60)
 @given(pairs, st.sampled_from([2.0**-20, 0.5, 4.0, 2.0**20]))
 def test_measures_do_not_depend_on_the_unit(pair, factor):
-    x, truth = (array.astype(np.float64) for array in pair)
-    assert measure(x * factor, truth * factor) == measure(x, truth)
+    x, reference = (array.astype(np.float64) for array in pair)
+    assert measure(x * factor, reference * factor) == measure(x, reference)
 
 
 @settings(deadline=None, max_examples=60)
 @given(pairs)
 def test_the_whole_is_no_further_than_its_worst_row(pair):
     """Compare measures with zero rows at 0: other rows belong to another check."""
-    x, truth = (array.astype(np.float64) for array in pair)
-    x = np.where(zero_rows(truth)[..., None], 0, x)
-    found = measure(x, truth)
+    x, reference = (array.astype(np.float64) for array in pair)
+    x = np.where(zero_rows(reference)[..., None], 0, x)
+    found = measure(x, reference)
     assert found.whole <= found.row * (1 + 1e-12)
 
 
 @settings(deadline=None, max_examples=60)
 @given(pairs, st.data())
 def test_infinities_and_nan_are_measured_as_0_in_both(pair, data):
-    x, truth = pair
+    x, reference = pair
     index = data.draw(st.tuples(*(st.integers(0, size - 1) for size in x.shape)))
     zeroed = [array.copy() for array in pair]
     for array in zeroed:
         array[index] = 0
-    spoiled = truth.copy()
+    spoiled = reference.copy()
     spoiled[index] = data.draw(st.sampled_from([NAN, INF, -INF]))
     assert measure(x, spoiled) == measure(*zeroed)
 
 
 @pytest.mark.parametrize(
-    ("truth", "zero"),
+    ("reference", "zero"),
     [
         pytest.param([[0, 0], [0, 1]], [True, False], id="only a row of nothing but 0"),
         pytest.param([[-0.0, 0], [NAN, 0]], [True, False], id="minus 0 is 0, NaN is not"),
@@ -102,8 +102,8 @@ def test_infinities_and_nan_are_measured_as_0_in_both(pair, data):
         pytest.param(np.zeros((0, 2)), np.zeros(0), id="no rows"),
     ],
 )
-def test_zero_rows(truth, zero):
-    assert np.array_equal(zero_rows(np.array(truth)), zero)
+def test_zero_rows(reference, zero):
+    assert np.array_equal(zero_rows(np.array(reference)), zero)
 
 
 @pytest.mark.parametrize(

@@ -14,31 +14,32 @@ from faults import FAULTS
 
 from attn_export.export.subject import Subject
 from attn_export.judge.judge import judge
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Case, Golden, Verdict
 from attn_export.spec import AttentionSpec
-from attn_export.truth.oracle import Oracle
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
-def with_its_truth(spec_name: str) -> pytest.MarkDecorator:
-    """Return the mark of tests of a spec, whose truth one process computes."""
+def with_its_reference(spec_name: str) -> pytest.MarkDecorator:
+    """Return the mark of tests of a spec, whose reference one process computes."""
     return pytest.mark.xdist_group(f"planted_{spec_name}")
 
 
-EACH_SPEC = [pytest.param(spec_name, marks=with_its_truth(spec_name)) for spec_name in SPECS]
+EACH_SPEC = [pytest.param(spec_name, marks=with_its_reference(spec_name)) for spec_name in SPECS]
 
 
 @functools.lru_cache
 def subject_of(
     spec_name: str,
 ) -> tuple[AttentionSpec, dict[str, np.ndarray], dict[str, Case], Callable[[str], Golden]]:
-    """Return a spec, the parameters of its module, its cases, and what gives the truth of each."""
+    """Return a spec, the parameters of its module, its cases, and what gives the reference of
+    each."""
     subject = Subject.from_spec(SPECS[spec_name])
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
     cases = {case.name: case for case in subject.plan().cases}
     oracle = Oracle(subject)
-    # Most faults show in one of the first cases: the truth of others is not computed.
+    # Most faults show in one of the first cases: the reference of others is not computed.
     return SPECS[spec_name], parameters, cases, functools.cache(lambda n: oracle.usable(cases[n]))
 
 
@@ -67,7 +68,7 @@ def test_without_a_fault_every_output_of_every_case_passes(spec_name):
     ("spec_name", "fault"),
     [
         pytest.param(
-            spec_name, fault, id=f"{spec_name}-{fault.name}", marks=with_its_truth(spec_name)
+            spec_name, fault, id=f"{spec_name}-{fault.name}", marks=with_its_reference(spec_name)
         )
         for spec_name, spec in SPECS.items()
         for fault in FAULTS

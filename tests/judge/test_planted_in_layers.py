@@ -1,4 +1,4 @@
-"""Faults in how integers are read as weights: truth 1 catches each, and its cause is named."""
+"""Faults in how integers are read as weights: reference 1 catches each, and its cause is named."""
 
 from __future__ import annotations
 

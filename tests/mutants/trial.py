@@ -24,6 +24,8 @@ from attn_export.errors import one_line
 from attn_export.export.subject import Subject
 from attn_export.float64.evaluate import Evaluation
 from attn_export.judge.judge import judge
+from attn_export.reference.oracle import Oracle
+from attn_export.reference.tolerance import narrow
 from attn_export.results import WHOLE_DECODE, Arrays, Golden
 from attn_export.runtimes.decode_steps import decode
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
@@ -31,8 +33,6 @@ from attn_export.runtimes.worker import to_case_layout, to_graph_layout
 from attn_export.schema import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, read_tensors
-from attn_export.truth.allowed import narrow
-from attn_export.truth.oracle import Oracle
 
 KINDS: Sequence[Kinds] = (in_values, in_sizes, in_softmax, in_inputs, in_operators, in_weights)
 
@@ -164,12 +164,12 @@ class Trials:
         }
 
     def own(self) -> list[Golden]:
-        """Return the cases beside the golden ones, with their truth."""
+        """Return the cases beside the golden ones, with their reference."""
         if not self._own:
             subject = Subject.from_spec(self._spec)
             oracle = Oracle(subject)
             found = [oracle.usable(case) for case in own_cases(subject)]
-            self._own = sorted((g for g in found if not g.unusable), key=_cost)
+            self._own = sorted((g for g in found if not g.uncompared), key=_cost)
         return self._own
 
 

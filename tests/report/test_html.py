@@ -162,15 +162,15 @@ def test_a_picture_says_in_words_what_its_colours_say():
     (drawn,) = figure["maps"]
     assert drawn["place"] == "worst at batch 1, query_len 2, element 7: actual nan, expected 0.25"
     assert drawn["axes"] == "↓ query_len, → element; at batch 1"
-    truth, runtime, difference, by_batch, by_query = drawn["pictures"]
-    assert truth.words == (
+    reference, runtime, difference, by_batch, by_query = drawn["pictures"]
+    assert reference.words == (
         "reference of output: 3 by 100 elements, drawn as 3 by 34 cells, up to 8 in magnitude. "
         "The worst error is in row 3, column 3 of the picture."
     )
     assert difference.title == "difference, up to 12.5"
     assert runtime.words.endswith("Not finite or wrong in kind: 1.")
-    # Equal cells that follow each other are one rectangle. Truth and runtime share a scale.
-    assert {name: path for name, path in truth.paths.items() if "mark" not in name} == {
+    # Equal cells that follow each other are one rectangle. Reference and runtime share a scale.
+    assert {name: path for name, path in reference.paths.items() if "mark" not in name} == {
         "e1": "M0 0h34v1h-34z", "n2": "M0 1h34v1h-34z", "e3": "M0 2h34v1h-34z",
     }  # fmt: skip
     assert runtime.paths["ewrong"] == "M2 2h1v1h-1z"
@@ -182,7 +182,7 @@ def test_a_picture_says_in_words_what_its_colours_say():
     assert by_batch.paths["ebad"].startswith("M1.1 ")
 
 
-def test_a_margin_bar_meets_its_line_at_the_error_allowed():
+def test_a_margin_bar_meets_its_line_at_the_tolerance():
     at_limit = margin_bar(1.0, failed=False).paths
     assert (
         at_limit["e3"]

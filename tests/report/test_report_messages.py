@@ -19,7 +19,7 @@ from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.terminal import to_text
 from attn_export.results import Case, Golden, Report, Signature
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 
 CAUSE = "bad, model.onnx: the graph is wrong: its scale is 0.3"
 
@@ -146,11 +146,15 @@ def test_a_passed_report_raises_nothing():
 
 
 def test_values_that_differ_are_shown_with_digits_that_differ():
-    truth = np.array([[0.132120001, 5.0]])
+    reference = np.array([[0.132120001, 5.0]])
     golden = Golden(
-        Case("one", "shape", {}, {}, ""), {"y": truth}, {"y": truth}, {"y": Allowed(1e-9, 1e-9)}, {}
+        Case("one", "shape", {}, {}, ""),
+        {"y": reference},
+        {"y": reference},
+        {"y": Tolerance(1e-9, 1e-9)},
+        {},
     )
-    (found,) = judge("r", "g", golden, {"y": truth + np.array([[2e-8, 0.0]])})
+    (found,) = judge("r", "g", golden, {"y": reference + np.array([[2e-8, 0.0]])})
     assert found.status == "failed"
     assert "actual 0.132120021, expected 0.132120001" in found.message
 

@@ -137,7 +137,7 @@ class Sequence:
             piece["attn_mask"] = mask if mask.shape[2] == 1 else mask[:, :, start:stop]
         return piece
 
-    def truth(self) -> Arrays:
+    def reference(self) -> Arrays:
         return whole(self.name, self.inputs)
 
 

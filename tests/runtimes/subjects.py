@@ -18,11 +18,11 @@ from attn_export.commands.bundle_graphs import lower_all
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.judge.judge import judge
+from attn_export.reference.oracle import Oracle
 from attn_export.results import WHOLE_DECODE, Golden, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.schema import GraphFile
-from attn_export.truth.oracle import Oracle
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
 """True if all runtimes that are here are measured, on all subjects: `scripts/matrix` does so."""
@@ -121,7 +121,7 @@ def stored(name: str, shared: Path) -> Stored:
 
 
 def _made(name: str, folder: Path) -> Stored:
-    """Export, lower, and compute the truth, as a build does."""
+    """Export, lower, and compute the reference, as a build does."""
     spec = AttentionSpec(embed_dim=16, num_heads=2, **SUBJECTS[name])
     subject = Subject.from_spec(spec)
     graphs, _ = lower_all(export(subject), ("all",))

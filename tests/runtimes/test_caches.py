@@ -41,7 +41,7 @@ def addresses(session: DecodeSession) -> list[int]:
 @pytest.mark.every(3)
 def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: str):
     sequence = Sequence.random(name, 2, 96)
-    wanted = sequence.truth()
+    wanted = sequence.reference()
     session = open_session(name, dialect, 32)
     session.prefill(**sequence.piece(0, 5))
     at, moves = addresses(session), 0
@@ -76,7 +76,7 @@ def test_a_graph_that_gives_new_buffers_has_them_copied():
     session.prefill(**sequence.piece(0, 19))
     session.step(**sequence.piece(19, 20))
     for past, array in buffers(session).items():
-        close(name, array[:, :, :20], sequence.truth()[past.replace("past", "present")])
+        close(name, array[:, :, :20], sequence.reference()[past.replace("past", "present")])
 
 
 @pytest.mark.parametrize("name", [GQA, "mha, weights, float mask"])
@@ -99,7 +99,7 @@ def test_returned_arrays_and_inputs_of_a_step_are_not_changed(name: str):
     for n, array in first.items():
         np.testing.assert_array_equal(array, copies[n])
         assert array.flags.writeable
-    close(name, second["output"], sequence.truth()["output"][:, 11:])
+    close(name, second["output"], sequence.reference()["output"][:, 11:])
 
 
 # -- beam search ------------------------------------------------------------------------------
@@ -131,7 +131,8 @@ class Beams:
     def last(self) -> np.ndarray:
         """Return the output of each row at its last token, decoded alone."""
         return np.concatenate([
-            Sequence(self.name, {"query": q[None], "attn_mask": m[None]}).truth()["output"][:, -1:]
+            Sequence(self.name, {"query": q[None], "attn_mask": m[None]})
+            .reference()["output"][:, -1:]
             for q, m in zip(self.queries, self.mask, strict=True)
         ])  # fmt: skip
 
@@ -155,7 +156,7 @@ def test_beams_go_on_as_if_each_were_alone(dialect: str):
 
 def test_rows_keep_their_own_lengths_when_they_are_reordered():
     sequence = Sequence.random(GQA, 3, 12)
-    wanted = sequence.truth()["output"]
+    wanted = sequence.reference()["output"]
     session = open_session(GQA)
     session.prefill(**sequence.piece(0, 9), lengths=[9, 2, 5])
     session.reorder(np.array([1, 2, 1]))
@@ -187,7 +188,7 @@ def test_caches_of_other_names_are_found_by_the_pairs_of_the_manifest(tmp_path: 
     assert set(first) == {"output"}
     for start in (4, 5):
         output = session.step(**sequence.piece(start, start + 1))["output"]
-        close(GQA, output, sequence.truth()["output"][:, start : start + 1])
+        close(GQA, output, sequence.reference()["output"][:, start : start + 1])
     assert set(buffers(session)) == {"k.0", "v.0"}
 
 
@@ -196,7 +197,7 @@ def test_caches_of_other_names_are_found_by_the_pairs_of_the_manifest(tmp_path: 
 
 def test_tokens_that_are_rewound_leave_no_trace():
     sequence, drafts = (Sequence.random(GQA, 2, 12, seed=seed) for seed in (0, 1))
-    truth, session = sequence.truth()["output"], open_session(GQA)
+    reference, session = sequence.reference()["output"], open_session(GQA)
     session.prefill(**sequence.piece(0, 8), lengths=[8, 7])
     session.step(**drafts.piece(8, 12))
     session.rewind([4, 3])
@@ -204,19 +205,19 @@ def test_tokens_that_are_rewound_leave_no_trace():
     session.rewind(1)
     assert session.lengths.tolist() == [7, 7]
     # The draft that the second element kept gives way to the token that belongs there.
-    close(GQA, session.step(**sequence.piece(7, 8))["output"], truth[:, 7:8])
+    close(GQA, session.step(**sequence.piece(7, 8))["output"], reference[:, 7:8])
 
 
 def test_a_fork_and_its_source_do_not_share_their_tokens():
     sequence, others = (Sequence.random(GQA, 2, 12, seed=seed) for seed in (0, 1))
-    truth, session = sequence.truth()["output"], open_session(GQA)
+    reference, session = sequence.reference()["output"], open_session(GQA)
     session.prefill(**sequence.piece(0, 8))
     fork = session.fork([1, 0])
     fork.step(**others.piece(8, 12))
-    close(GQA, session.step(**sequence.piece(8, 9))["output"], truth[:, 8:9])
+    close(GQA, session.step(**sequence.piece(8, 9))["output"], reference[:, 8:9])
     fork.rewind(4)
     swapped = {name: array[::-1] for name, array in sequence.piece(8, 9).items()}
-    close(GQA, fork.step(**swapped)["output"], truth[::-1, 8:9])
+    close(GQA, fork.step(**swapped)["output"], reference[::-1, 8:9])
     assert (session.lengths.tolist(), fork.lengths.tolist()) == ([9, 9], [9, 9])
 
 
@@ -228,4 +229,4 @@ def test_a_session_goes_on_after_there_was_no_memory_for_its_caches():
         session._state.caches.grow(2**55)
     assert session.capacity == 32
     output = session.step(**sequence.piece(32, 33))["output"]
-    close(GQA, output, sequence.truth()["output"][:, 32:33])
+    close(GQA, output, sequence.reference()["output"][:, 32:33])

@@ -67,7 +67,7 @@ def test_names_of_other_types_are_refused(name: str):
 
 
 def test_two_threads_at_once_are_refused(monkeypatch: pytest.MonkeyPatch):
-    session, held = session_with(5), SEQUENCE.truth()["output"][:, 5:6]
+    session, held = session_with(5), SEQUENCE.reference()["output"][:, 5:6]
     started, ended = threading.Event(), threading.Event()
     run = BoundGraph.run
 
@@ -198,7 +198,7 @@ def test_a_wrong_step_is_refused_and_the_right_one_goes_on(given: dict[str, obje
     session = session_with(5)
     refused(UsageError, said, session.step, **given)
     assert session.lengths.tolist() == [5, 5]
-    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.reference()["output"][:, 5:6])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_wrong_lengths_of_prompts_are_refused_and_what_was_held_stays(lengths: o
     said = r"lengths are .*; give 2 whole numbers from 1 to 5, one for each row"
     refused(UsageError, said, session.prefill, **SEQUENCE.piece(0, 5), lengths=lengths)
     assert session.lengths.tolist() == [5, 5]
-    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.reference()["output"][:, 5:6])
 
 
 @pytest.mark.parametrize("more", [-1, "x", 1.5, [1], None, 2**24, 2**80])
@@ -220,7 +220,7 @@ def test_tokens_that_cannot_follow_are_refused_before_the_prompt_is_run(more: ob
     session = session_with(5)
     said = "more is .*; give a whole number from 0|there would be .* tokens"
     refused(UsageError, said, session.prefill, **SEQUENCE.piece(0, 5), more=more)
-    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.reference()["output"][:, 5:6])
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [2, 2]])
@@ -244,7 +244,7 @@ def test_padded_prompts_need_causal_attention(lengths: list[int]):
 def test_rows_that_are_not_there_are_refused(rows: object, said: str):
     session = session_with(5)
     refused(UsageError, said, session.reorder, rows)
-    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.reference()["output"][:, 5:6])
 
 
 def test_an_error_of_onnx_runtime_is_one_line(monkeypatch: pytest.MonkeyPatch):
@@ -298,4 +298,4 @@ def test_inputs_may_be_anything_that_becomes_the_right_array():
     session = session_with(5)
     given: Arrays = {name: np.asfortranarray(array) for name, array in TOKEN.items()}
     given["attn_mask"] = given["attn_mask"].tolist()
-    close(GQA, session.step(**given)["output"], SEQUENCE.truth()["output"][:, 5:6])
+    close(GQA, session.step(**given)["output"], SEQUENCE.reference()["output"][:, 5:6])

@@ -43,7 +43,7 @@ def test_every_step_is_that_of_the_whole_sequence(
     if dialect == "cuda":
         need(dialect)
     sequence = Sequence.random(name, rows, TOKENS)
-    wanted = sequence.truth()
+    wanted = sequence.reference()
     session = open_session(name, dialect, BLOCK)
     capacities = set()
     for start, stop in pairwise(stops(TOKENS)):
@@ -68,7 +68,7 @@ def weights_at(name: str, wanted: Arrays, start: int, stop: int) -> np.ndarray:
 def test_the_size_of_the_blocks_changes_nothing(block: int):
     name = "gqa, rotary, mask"
     sequence = Sequence.random(name, 2, 30)
-    wanted = sequence.truth()["output"]
+    wanted = sequence.reference()["output"]
     session = open_session(name, block=block)
     for start, stop in pairwise([0, 7, 8, 9, 17, 18, 30]):
         got = go_on(session, sequence.piece(start, stop), start=not start)["output"]
@@ -136,7 +136,7 @@ def with_padding(piece: Arrays, ends: np.ndarray, value: float) -> Arrays:
 
 def alone(sequence: Sequence, row: int) -> np.ndarray:
     one = {name: array[row : row + 1] for name, array in sequence.inputs.items()}
-    return Sequence(sequence.name, one).truth()["output"][0]
+    return Sequence(sequence.name, one).reference()["output"][0]
 
 
 def of_rows(sequence: Sequence, held: np.ndarray) -> Arrays:
@@ -154,7 +154,7 @@ def test_a_session_starts_anew_with_another_batch():
     session = open_session(name)
     session.prefill(**Sequence.random(name, 3, 40).piece(0, 40))
     again = Sequence.random(name, 2, 12, seed=1)
-    wanted = again.truth()["output"]
+    wanted = again.reference()["output"]
     close(name, session.prefill(**again.piece(0, 11))["output"], wanted[:, :11])
     close(name, session.step(**again.piece(11, 12))["output"], wanted[:, 11:])
     assert session.capacity == 32
@@ -166,5 +166,5 @@ def test_without_causal_attention_tokens_see_what_came_before_and_with_them():
     session = open_session(name, "standard", 4)
     for start, stop in ((0, 4), (4, 5), (5, 9)):
         got = go_on(session, sequence.piece(start, stop), start=not start)["output"]
-        wanted = Sequence(name, sequence.piece(0, stop)).truth()["output"][:, start:]
+        wanted = Sequence(name, sequence.piece(0, stop)).reference()["output"][:, start:]
         close(name, got, wanted)

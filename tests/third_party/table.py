@@ -35,7 +35,7 @@ SOURCES = {
     "of tied sizes": {**sizes_of_others.MODULES, **memories.MODULES, **windows.MODULES},
     "sparse or hard to capture": {**sparse.MODULES, **hard_to_capture.MODULES},
     "FlexAttention": {**newer_masks.MODULES, **masks_of_inputs.MODULES},
-    "operators of others": other_operators.MODULES,
+    "operators of other libraries": other_operators.MODULES,
     "PyTorch's rarer forms": newer_pytorch.MODULES,
 }
 EVERY: Table = {name: make for table in SOURCES.values() for name, make in table.items()}

@@ -235,7 +235,7 @@ def _run(given: _Values, wanted: tuple[ir.Value, ...]) -> list[np.ndarray] | Non
     try:
         model = reference_model(order, inputs, wanted)
         return list(model.run(None, {str(x.name): array for x, array in inputs.items()}))
-    except Exception:  # graphs of others may hold anything
+    except Exception:  # graphs from other tools may hold anything
         return None
 
 

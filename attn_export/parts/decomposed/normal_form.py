@@ -165,7 +165,7 @@ def _at_sizes(
             for number in range(len(bindings)):
                 feed = {n: o[number] for n, o in zip(names, operands, strict=True) if o}
                 rows.append(list(evaluator.run(None, feed)))
-    except Exception:  # graphs of others may hold anything
+    except Exception:  # graphs from other tools may hold anything
         return []
     arrays = [[np.asarray(row[index]) for row in rows] for index in range(len(outputs))]
     return arrays if all(a.size <= _SMALL for of_value in arrays for a in of_value) else []

@@ -42,7 +42,14 @@ from attn_export.runtimes.decode_inputs import (
     PAST_LENGTH,
 )
 from attn_export.runtimes.run_options import Progress
-from attn_export.schema import Allowed, CaseEntry, GoldenIndex, GraphFile, Manifest, TensorSignature
+from attn_export.schema import (
+    CaseEntry,
+    GoldenIndex,
+    GraphFile,
+    Manifest,
+    TensorSignature,
+    Tolerance,
+)
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 from attn_export.tensorproto import CODES
@@ -305,9 +312,9 @@ def _facts(
                 "folder": case.folder,
                 "ignored_rows": case.ignored_rows,
                 "tolerances": [
-                    tolerance(
-                        (case.rounded if graph.exact else case.allowed).get(name),
-                        case.unusable.get(name),
+                    tolerance_of(
+                        (case.rounded if graph.exact else case.tolerance).get(name),
+                        case.uncompared.get(name),
                         signature.dtype,
                         has_limit=not graph.exact,
                     )
@@ -342,22 +349,22 @@ def _values(
     return values
 
 
-def tolerance(
-    allowed: Allowed | None, unusable: str | None, output_dtype: str, *, has_limit: bool = True
+def tolerance_of(
+    tolerance: Tolerance | None, uncompared: str | None, type_name: str, *, has_limit: bool = True
 ) -> dict[str, Any]:
-    """Return the error allowed of an output, or the reason that the output is no evidence.
+    """Return the tolerance of an output, or the reason that the output is not compared.
 
-    The reason is `unusable`, or `beyond_limit` if the error allowed is too large, and has a limit.
+    The reason is `uncompared`, or `beyond_limit` if the tolerance is too large, and has a limit.
     """
-    dtype, beyond = numpy_dtype(output_dtype), ""
-    if unusable is not None:
+    dtype, beyond = numpy_dtype(type_name), ""
+    if uncompared is not None:
         # An empty text is no reason.
-        unusable = " ".join(unusable.split()) or "no reason is stated"
-    elif allowed and is_floating(dtype) and has_limit:
-        beyond = beyond_limit(allowed.whole, allowed.row, dtype)
-    if unusable or beyond or not is_floating(dtype):
-        allowed = None
-    return {"allowed": allowed, "unusable": unusable or "", "beyond_limit": beyond}
+        uncompared = " ".join(uncompared.split()) or "no reason is stated"
+    elif tolerance and is_floating(dtype) and has_limit:
+        beyond = beyond_limit(tolerance.whole, tolerance.row, dtype)
+    if uncompared or beyond or not is_floating(dtype):
+        tolerance = None
+    return {"allowed": tolerance, "unusable": uncompared or "", "beyond_limit": beyond}
 
 
 def _cache(manifest: Manifest) -> str:

@@ -18,29 +18,29 @@ from attn_export.tensorfile import Array, ArrayDict, to_float64
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A case with several truths: one test of how a runtime interprets attention.
+    """A case with several expected outputs: one test of how a runtime interprets attention.
 
     Attributes:
         name: A short unique name: the first column of the table.
         inputs: The inputs by name, in the order of the graph's inputs.
-        truths: The output that each reading leads to, `[.., L, Dv]`.
+        outputs: The output that each reading leads to, `[.., L, Dv]`.
         specified: The reading that the ONNX specification requires; "" if it does not state one.
         not_in_pytorch: The reason not to run `scaled_dot_product_attention`; "" to run it.
-        reader: Reads the output of a probe that has no truths.
+        reader: Reads the output of a probe that has no expected outputs.
     """
 
     name: str
     about: str
     graph: ProbeGraph
     inputs: ArrayDict
-    truths: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
     specified: str = ""
     not_in_pytorch: str = ""
     reader: Callable[[np.ndarray], ProbeFinding] | None = None
 
     def read(self, output: np.ndarray) -> ProbeFinding:
-        """Return the reading whose truth is nearest to an output, if it is close."""
-        return self.reader(output) if self.reader else _nearest(output, self.truths)
+        """Return the reading whose expected output is nearest to an output, if it is close."""
+        return self.reader(output) if self.reader else _nearest(output, self.outputs)
 
 
 # -- findings of probes -------------------------------------------------------------------------
@@ -148,12 +148,12 @@ def attend(
     return attention(operands, attributes, changes)[0]
 
 
-def _nearest(output: np.ndarray, truths: Mapping[str, np.ndarray]) -> ProbeFinding:
-    errors = {name: measure_strictly(output, truth).row for name, truth in truths.items()}
+def _nearest(output: np.ndarray, outputs: Mapping[str, np.ndarray]) -> ProbeFinding:
+    errors = {name: measure_strictly(output, expected).row for name, expected in outputs.items()}
     nearest = min(errors, key=lambda name: errors[name])
     if errors[nearest] <= CLOSE:
         return ProbeFinding(nearest)
-    return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, truths[nearest]))
+    return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, outputs[nearest]))
 
 
 def _difference(output: np.ndarray, nearest: str, wanted: np.ndarray) -> str:

@@ -1,6 +1,6 @@
 """Probes of `LinearAttention`: its state, its decay, its deltas and its chunks.
 
-The truths are what the operator gives in float64 with single steps changed.
+The expected outputs are what the operator gives in float64 with single steps changed.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def _probe(name: str, about: str, graph: ProbeGraph, readings: Mapping[str, Chan
     inputs, evaluation = _drawn(graph), Evaluation(make_model(graph))
     (node,) = evaluation.nodes
     values = evaluation.values(inputs)
-    truths = {
+    outputs = {
         reading: evaluation.attention(node, values, changes)["output"]
         for reading, changes in readings.items()
     }
     return Probe(
-        name, about, graph, inputs, truths, specified=next(iter(readings)),
+        name, about, graph, inputs, outputs, specified=next(iter(readings)),
         not_in_pytorch="has no linear attention",
     )  # fmt: skip
 

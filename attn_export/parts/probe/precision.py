@@ -104,8 +104,8 @@ def read_bits(output: np.ndarray) -> ProbeFinding:
     inputs = bit_inputs()
     if output.shape != inputs["query"].shape:
         return ProbeFinding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
-    truth = attend(inputs)
-    error = np.abs(output.astype(np.float64) - truth).max(axis=(1, 2, 3))
+    expected = attend(inputs)
+    error = np.abs(output.astype(np.float64) - expected).max(axis=(1, 2, 3))
     bits_by_step = {}
     for step, name in enumerate(STEPS):
         rows = slice(_batch_index(step, 0), _batch_index(step + 1, 0))

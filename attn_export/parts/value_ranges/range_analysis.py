@@ -186,8 +186,8 @@ class _Analyser:
                 known = self._facts.get(seen.name)
                 self._facts[seen.name] = known.joined(facts) if known else facts
 
-        truth, free_outputs, outputs = self._lockstep.run(inputs, (wide, free, narrow), observe)
-        self._expected.append(ExpectedOutputs(truth, free_outputs, self._format, self._budgets))
+        reference, free_outputs, outputs = self._lockstep.run(inputs, (wide, free, narrow), observe)
+        self._expected.append(ExpectedOutputs(reference, free_outputs, self._format, self._budgets))
         return outputs
 
     def _facts_of(self, seen: Seen) -> RangeFacts:

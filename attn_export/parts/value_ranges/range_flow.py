@@ -34,12 +34,12 @@ from attn_export.parts.value_ranges.range_result import Fix, RangeResult
 from attn_export.parts.value_ranges.range_rule import largest
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
+from attn_export.reference.reference import GraphRuns
 from attn_export.results import Case
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.run_options import Progress
 from attn_export.temp_folders import folder_beside, scratch
 from attn_export.tensorfile import Array, read_outputs, read_tensors, write_tensors
-from attn_export.truth.reference import GraphRuns
 
 _MEANING = (
     "each node's result is rounded to {format}; what a node adds up within is not, as in kernels "

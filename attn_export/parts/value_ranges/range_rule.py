@@ -38,13 +38,13 @@ class ExpectedOutputs:
     """What is expected of the outputs for one set of inputs.
 
     Attributes:
-        truth: The outputs in float64.
+        reference: The outputs in float64.
         free: The outputs with all values rounded to the digits of the format.
         format: The format.
         budgets: Those of the user.
     """
 
-    truth: GraphOutputs
+    reference: GraphOutputs
     free: GraphOutputs
     format: FloatFormat
     budgets: Sequence[Budget] = ()
@@ -60,7 +60,7 @@ class ExpectedOutputs:
         return not self.best.whole <= _MOST_ROUNDING * self.format.eps
 
     @property
-    def allowed(self) -> Measures:
+    def tolerance(self) -> Measures:
         """The error that passes."""
         best, eps = self.best, self.format.eps
         if self.is_rough:
@@ -77,13 +77,13 @@ class ExpectedOutputs:
         return largest(errors)
 
     def passes(self, outputs: GraphOutputs, error: Measures | None = None) -> bool:
-        """Return whether outputs are near enough to the truth.
+        """Return whether outputs are near enough to the reference.
 
         `error`: Their error, if it is known.
         """
         error = error or self.error(outputs)
         if not self.budgets:
-            return is_within(error, self.allowed)
+            return is_within(error, self.tolerance)
         return math.isfinite(error.whole) and all(self._is_met(b, outputs) for b in self.budgets)
 
     def _is_met(self, budget: Budget, outputs: GraphOutputs) -> bool:
@@ -94,12 +94,12 @@ class ExpectedOutputs:
 
     def _arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield the outputs that are arrays, and no sequences."""
-        return ((name, t) for name, t in self.truth.items() if isinstance(t, np.ndarray))
+        return ((name, t) for name, t in self.reference.items() if isinstance(t, np.ndarray))
 
 
-def is_within(error: Measures, allowed: Measures) -> bool:
+def is_within(error: Measures, tolerance: Measures) -> bool:
     """Return whether both distances are at most those allowed."""
-    return error.whole <= allowed.whole and error.row <= allowed.row
+    return error.whole <= tolerance.whole and error.row <= tolerance.row
 
 
 def largest(errors: Sequence[Measures]) -> Measures:
@@ -108,14 +108,14 @@ def largest(errors: Sequence[Measures]) -> Measures:
     return Measures(max(e.whole for e in (zero, *errors)), max(e.row for e in (zero, *errors)))
 
 
-def _error(found: Any, truth: Array, free: Any) -> Measures:
-    if found.shape != truth.shape:
+def _error(found: Any, reference: Array, free: Any) -> Measures:
+    if found.shape != reference.shape:
         return WRONG
-    if truth.dtype.kind != "f":
+    if reference.dtype.kind != "f":
         return Measures(0.0, 0.0) if np.array_equal(found, free) else WRONG
     # What rounding alone does is no effect of the limits.
-    known = dict(wrong_kinds(free, truth))
-    for name, mask in wrong_kinds(found, truth):
+    known = dict(wrong_kinds(free, reference))
+    for name, mask in wrong_kinds(found, reference):
         if (mask & ~known[name] if name in known else mask).any():
             return WRONG
-    return measure(found, truth)
+    return measure(found, reference)

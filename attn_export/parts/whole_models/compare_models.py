@@ -46,10 +46,10 @@ from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
 from attn_export.parts.whole_models.weight_losses import WeightLosses, products_of
 from attn_export.quality import OF_LOGITS, Budget, Quality, is_logits
+from attn_export.reference.reference import Reference
+from attn_export.reference.stored_evidence import MOST_BYTES, reduce_evidence, reduce_if_large
 from attn_export.results import CHANGED, Detail, Report
 from attn_export.runtimes.run_options import RunOptions
-from attn_export.truth.reference import Reference
-from attn_export.truth.stored_evidence import MOST_BYTES, reduce_evidence, reduce_if_large
 
 Judge = Callable[..., Report]
 
@@ -203,7 +203,7 @@ def _losses(reference: Reference, changed: Any, entry: Entry) -> Quality:
     block = rounded_block(entry.path)
     products = products_of(oracle.precise.model, changed.double(), block)
     cases = [case.inputs for case in reference.plan().cases[:_MEASURED]]
-    losses = WeightLosses(oracle.precise.model, oracle.truth, products, cases)
+    losses = WeightLosses(oracle.precise.model, oracle.reference, products, cases)
     return losses.split(Quality((), oracle.budgets), rounds_inputs=block > 0)
 
 

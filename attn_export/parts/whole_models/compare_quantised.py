@@ -13,10 +13,10 @@ from attn_export.errors import UsageError
 from attn_export.export.subject import Subject
 from attn_export.parts.whole_models.integer_weights import quantised_operators, strict_judgement
 from attn_export.quality import Budget
+from attn_export.reference.oracle import Oracle
+from attn_export.reference.reference import Reference, of_subject
 from attn_export.results import BASE, Report
 from attn_export.runtimes.run_options import RunOptions
-from attn_export.truth.oracle import Oracle
-from attn_export.truth.reference import Reference, of_subject
 
 
 def compare_quantised(

@@ -186,7 +186,7 @@ class EncoderCases(CaseMaker):
         crossed = [n for n in judged if self.axes[n] == (BATCH, BATCH)]
         if all(others | {*judged[name]} == every for name in crossed):
             return case
-        # Each image is compared with a text that is no evidence.
+        # Each image is judged beside a text that is not compared.
         rows = {n: () if n in crossed else tuple(sorted(others | {*judged[n]})) for n in judged}
         return dataclasses.replace(case, ignored_rows=tuple(sorted(every)), judged_rows=rows)
 

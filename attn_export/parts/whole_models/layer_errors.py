@@ -1,4 +1,4 @@
-"""The error of each layer of a graph, on the input that the layer has in the truth.
+"""The error of each layer of a graph, on the input that the layer has in the reference.
 
 The graph is evaluated in float64 with the weights of one node in memory, and what a layer gives is
 replaced by what it should give. So a wrong layer does not hide those behind it, and all that are
@@ -56,22 +56,22 @@ def layer_errors(
 ) -> list[LayerError]:  # fmt: skip
     """Return the error of each layer of a graph; empty if its layers are not found.
 
-    `states`: The truth of `hidden_states`, float64 `[B, L, E]`.
-    `outputs`: The truth of outputs of the graph by name, which follow the layers.
+    `states`: The reference of `hidden_states`, float64 `[B, L, E]`.
+    `outputs`: The reference of outputs of the graph by name, which follow the layers.
     `rows`: The batch elements that are compared.
     """
     graph = StreamedEvaluation(path)
     ends = _ends(graph, inputs, states, rows)
     if ends is None:
         return []
-    truth = {**dict(zip(ends, states, strict=True)), **outputs}
+    reference = {**dict(zip(ends, states, strict=True)), **outputs}
     errors = dict[str, float]()
 
     def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
         made = _with_sum(node, values, graph.compute_node(node, values))
-        for name in made.keys() & truth.keys():
-            errors[name] = _distance(made[name], truth[name], rows)
-            right = truth[name].reshape(np.shape(made[name]))
+        for name in made.keys() & reference.keys():
+            errors[name] = _distance(made[name], reference[name], rows)
+            right = reference[name].reshape(np.shape(made[name]))
             if name == _sum_of(node):  # of which the other output is the norm
                 first = values[node.input[0]] + (right - made[name])
                 made = {**graph.compute_node(node, {**values, node.input[0]: first})}
@@ -109,7 +109,7 @@ def _ends(
     graph: StreamedEvaluation, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
     rows: Sequence[int],
 ) -> list[str] | None:  # fmt: skip
-    """Return the values of a graph that layers give, by their distance from the truth.
+    """Return the values of a graph that layers give, by their distance from the reference.
 
     Each is the nearest of those behind the end of the layer before it.
     """

@@ -15,10 +15,10 @@ from attn_export.errors import UsageError
 from attn_export.export.given_inputs import solved_sizes
 from attn_export.interface import BATCH, KEYS, PAST, QUERIES, TOTAL, Input, Shape
 from attn_export.parts.whole_models.export_layouts import End, Entry, Promise
+from attn_export.reference.stored_evidence import seed_words
 from attn_export.results import BASE, CHANGED, WHOLE_DECODE, Arrays, Case
 from attn_export.runtimes.decode_inputs import CAPACITY, ENCODED, LOGIT_COUNT
 from attn_export.tensorfile import is_floating, numpy_dtype
-from attn_export.truth.stored_evidence import seed_words
 
 SIZES: Final = (1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 511, 512, 513)
 """Lengths of prompts and pasts: around powers of two, where kernels and windows change."""
@@ -299,7 +299,7 @@ class CaseMaker:
     def _case(self, situation: Situation, inputs: Arrays, valid: np.ndarray) -> Case:
         if self.entry.counts_past:
             valid = np.ones_like(valid)
-        # The free slots of a cache that rolls are no evidence.
+        # The free slots of a cache that rolls are not compared.
         rolls = any(end.rolls for end in self.entry.having("past"))
         ignored = tuple(np.flatnonzero(~valid.all(1) | rolls).tolist())
         judged = {

@@ -1,4 +1,4 @@
-"""The truth of a whole model, and how it explains the wrong outputs of a graph."""
+"""The reference of a whole model, and how it explains the wrong outputs of a graph."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from attn_export.parts.whole_models.faults.model_search import find_cause
 from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
+from attn_export.reference.float64_mode import widened_arrays
+from attn_export.reference.notes import code_notes, reference_notes
+from attn_export.reference.operations import math_backend
+from attn_export.reference.oracle import WIDER, Oracle
+from attn_export.reference.stored_evidence import MOST_BYTES, reduce_if_large
+from attn_export.reference.ties import ORDERS, TieOrder, without_tied_rows
 from attn_export.results import BASE, CHANGED, Arrays, Case, Detail, Golden, LayerError, TensorNames
 from attn_export.tensorfile import is_floating
-from attn_export.truth.float64_mode import widened_arrays
-from attn_export.truth.notes import code_notes, truth_notes
-from attn_export.truth.operations import math_backend
-from attn_export.truth.oracle import WIDER, Oracle
-from attn_export.truth.stored_evidence import MOST_BYTES, reduce_if_large
-from attn_export.truth.ties import ORDERS, TieOrder, without_tied_rows
 
 MEASURED = 3
 """The number of cases of a large model, the first ones, whose rounding is measured by random runs.
@@ -41,11 +41,11 @@ def is_large_model(model: nn.Module) -> bool:
 
 
 class ModelOracle(Oracle):
-    """The source of the truth of a whole model.
+    """The oracle of a whole model.
 
     Attributes:
         tokens: The number of positions whose logits were compared.
-        ties: The number of those whose two largest logits differ by less than the error allowed.
+        ties: The number of those whose two largest logits differ by less than the tolerance.
         tied: The number of rows of outputs that the order of equal scores of experts decides.
     """
 
@@ -62,11 +62,16 @@ class ModelOracle(Oracle):
         return super().widened(module)
 
     def golden(self, case: Case) -> Golden:
-        """Return the case with its truth, and count the tokens that it decides."""
+        """Return the case with its reference, and count the tokens that it decides."""
         golden = super().golden(case)
-        logits, allowed = golden.expected.get("logits"), golden.allowed.get("logits")
-        is_left_out = "logits" in {*golden.unusable, *golden.tied} or self.budgets
-        if logits is not None and allowed is not None and not is_left_out and self._decodes(logits):
+        logits, tolerance = golden.expected.get("logits"), golden.tolerance.get("logits")
+        is_left_out = "logits" in {*golden.uncompared, *golden.tied} or self.budgets
+        if (
+            logits is not None
+            and tolerance is not None
+            and not is_left_out
+            and self._decodes(logits)
+        ):
             # Ties of a router may have taken rows from the case.
             ignored, determined = golden.case.ignored_rows, golden.determined.get("logits", ())
             rows = logits[judged_rows(logits.shape, ignored, determined)].astype(float)
@@ -75,7 +80,7 @@ class ModelOracle(Oracle):
             margins = (least[:, 1] - least[:, 0]) / np.where(sizes > 0, sizes, 1.0)
             self.tokens += len(margins)
             # Each of the two logits may be off by the error of the row.
-            self.ties += int((margins <= 2 * allowed.row).sum())
+            self.ties += int((margins <= 2 * tolerance.row).sum())
         return golden
 
     def _decodes(self, logits: np.ndarray) -> bool:
@@ -83,34 +88,34 @@ class ModelOracle(Oracle):
         call: Any = self.subject.module
         return logits.shape[-1] > 1 and bool(call.model.can_generate())
 
-    def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
+    def _with_ties(self, golden: Golden, reference: Arrays) -> Golden:
         """Return the golden without the rows that ties of a router decide, anew if there are any.
 
         A case of which too little is left is marked, so that it is left out.
         """
-        if not self._ranks or not all(is_floating(array.dtype) for array in truth.values()):
-            return super()._with_ties(golden, truth)
+        if not self._ranks or not all(is_floating(array.dtype) for array in reference.values()):
+            return super()._with_ties(golden, reference)
         near = WIDER * max(eps(a.dtype) for a in golden.eager.values() if is_floating(a.dtype))
         modes = [TieOrder(order, near) for order in ORDERS]
         found = without_tied_rows(
-            golden, truth, [self.truth(golden.case.inputs, mode) for mode in modes]
+            golden, reference, [self.reference(golden.case.inputs, mode) for mode in modes]
         )
         if found is None:
-            marked = super()._with_ties(golden, truth)
+            marked = super()._with_ties(golden, reference)
             is_fixed = golden.case.name == BASE or golden.case.name.startswith(CHANGED)
-            tied = marked.tied or {name: np.ones(t.shape, bool) for name, t in truth.items()}
-            unusable = marked.unusable if is_fixed else golden.unusable
-            return dataclasses.replace(marked, tied=tied, unusable=unusable)
+            tied = marked.tied or {name: np.ones(t.shape, bool) for name, t in reference.items()}
+            uncompared = marked.uncompared if is_fixed else golden.uncompared
+            return dataclasses.replace(marked, tied=tied, uncompared=uncompared)
         case, count = found
         self.tied += count
         return self._golden(case) if count else golden
 
-    def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
+    def reference(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy; those of a large model are kept for the case."""
         if order is not None or not self._is_large:
-            return super().truth(inputs, order)
+            return super().reference(inputs, order)
         if self._last is None or self._last[0] is not inputs:
-            self._last = inputs, super().truth(inputs)
+            self._last = inputs, super().reference(inputs)
         return self._last[1]
 
     def noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
@@ -118,15 +123,15 @@ class ModelOracle(Oracle):
         if not self._is_large or len(self._errors) < MEASURED:
             runs = self._noisy_runs(case, eager, *args, **options)
             if self._is_large:
-                truth = self.truth(case.inputs)
+                reference = self.reference(case.inputs)
                 self._errors.append({
                     name: max(measure(run[name], t).row for run in runs)
-                    for name, t in truth.items()
+                    for name, t in reference.items()
                 })  # fmt: skip
             return runs
         largest = {name: max(errors[name] for errors in self._errors) for name in self._errors[0]}
-        truth = self.truth(case.inputs)
-        return [{name: t * (1 + largest[name]) for name, t in truth.items()}]
+        reference = self.reference(case.inputs)
+        return [{name: t * (1 + largest[name]) for name, t in reference.items()}]
 
     def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         return super().noisy_runs(case, eager, *args, **options)
@@ -141,9 +146,9 @@ class ModelOracle(Oracle):
         return not self._is_large and not crosses and all(map(self.has_batch, inputs))
 
     def notes(self, case: Case) -> tuple[str, ...]:
-        """Return notes on the truth, and on the tokens of the cases that were computed."""
+        """Return notes on the reference, and on the tokens of the cases that were computed."""
         of_code = map(Detail, code_notes(self, self.widening, case))
-        return (*self._tokens_note(), *truth_notes(self, self.subject, case), *of_code)
+        return (*self._tokens_note(), *reference_notes(self, self.subject, case), *of_code)
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce golden vectors of many bytes to some positions, and return a note."""
@@ -177,7 +182,7 @@ class ModelOracle(Oracle):
         inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
         made: list[Arrays] = []
         states = hidden_states(
-            self.precise, lambda: made.append(super(ModelOracle, self).truth(inputs))
+            self.precise, lambda: made.append(super(ModelOracle, self).reference(inputs))
         )
         rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
         if not rows:
@@ -206,13 +211,13 @@ class ModelOracle(Oracle):
         tensors, model = to_torch(widened_arrays(inputs)), call.model
 
         def judged(arrays: Arrays) -> Arrays:
-            """Return floating outputs; rows that are not judged are those of the truth."""
+            """Return floating outputs; rows that are not judged are those of the reference."""
             return {
                 name: fill_ignored_rows(
-                    arrays[name], truth, case.ignored_rows, golden.determined.get(name, ())
+                    arrays[name], reference, case.ignored_rows, golden.determined.get(name, ())
                 )
-                for name, truth in golden.expected.items()
-                if is_floating(truth.dtype)
+                for name, reference in golden.expected.items()
+                if is_floating(reference.dtype)
             }
 
         def run(changed: nn.Module) -> Arrays:

@@ -38,7 +38,7 @@ from attn_export.parts.whole_models.model_oracle import ModelOracle, is_large_mo
 from attn_export.parts.whole_models.own_inputs import OwnInputs
 from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.quality import Budget
-from attn_export.truth.reference import Reference, of_subject
+from attn_export.reference.reference import Reference, of_subject
 
 MOST = 640
 """The largest number of positions in cases."""
@@ -127,7 +127,7 @@ def judged_by_model(
     subject: Subject, interface: Interface, plan: Plan, make: Callable[[float], ModelOracle],
     **fields: Any,
 ) -> Reference:  # fmt: skip
-    """Return the reference for a graph whose truth is that of transformers' model.
+    """Return the reference for a graph whose reference is that of transformers' model.
 
     `make`: Makes its oracle of the least eps.
     """

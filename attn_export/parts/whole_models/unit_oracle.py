@@ -1,4 +1,4 @@
-"""The truth of a model by units: the runs of all cases pass each unit together."""
+"""The reference of a model by units: the runs of all cases pass each unit together."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from attn_export.interface import Shape
 from attn_export.parts.whole_models.layer_errors import says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
 from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, largest_unit
+from attn_export.reference.decisions import Decisions
+from attn_export.reference.float64_mode import widened_arrays
+from attn_export.reference.operations import RoundingRecorder, math_backend
+from attn_export.reference.ties import TieOrder
+from attn_export.reference.tolerance import run_count
 from attn_export.results import BASE, Arrays, Case, Golden, LayerError, TensorNames
 from attn_export.tensorfile import numpy_dtype
-from attn_export.truth.allowed import run_count
-from attn_export.truth.decisions import Decisions
-from attn_export.truth.float64_mode import widened_arrays
-from attn_export.truth.operations import RoundingRecorder, math_backend
-from attn_export.truth.ties import TieOrder
 
 _LEAST_HELD, _MOST_HELD = 2**27, 2**30
 """The bytes of outputs of the runs that are made together, if they are of several cases: twice as
@@ -35,7 +35,7 @@ many as the weights of the largest unit take in float64, within these limits."""
 def oracle_of_model(
     subject: Subject, least_eps: float, axes: Mapping[str, Shape], **of_float: Any
 ) -> ModelOracle:
-    """Return the source of the truth of a whole model.
+    """Return the oracle of a whole model.
 
     `axes`: The shape of each output; dynamic axes by name.
     """
@@ -54,7 +54,7 @@ class _Runs:
 
     Attributes:
         eager: The outputs of the module itself.
-        truth: Those of the float64 copy.
+        reference: Those of the float64 copy.
         noisy: Those of runs with random rounding.
         further: Those of a further run, which some oracles make.
         decisions: See `Decisions.made`.
@@ -64,13 +64,13 @@ class _Runs:
     decisions: list[Any]
     steps: list[tuple[str, float]]
     eager: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    truth: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    reference: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     noisy: list[Arrays] = dataclasses.field(default_factory=list)
     further: Arrays = dataclasses.field(default_factory=dict)
 
 
 class UnitOracle(ModelOracle):
-    """The source of the truth of a model that holds the weights of one unit at a time."""
+    """The oracle of a model that holds the weights of one unit at a time."""
 
     def __init__(self, subject: Subject, least_eps: float, axes: Mapping[str, Shape]) -> None:
         # A run that restored it would take weights away from other runs.
@@ -92,18 +92,18 @@ class UnitOracle(ModelOracle):
                     del self._made[id(case.inputs)]
             give_back()
 
-    def truths(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+    def references(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of several float64 runs, which are made together."""
         cases = [Case("", "", {}, each, "") for each in inputs]
         in_step([run for case in cases for run in self._runs_of(case, 0)])
-        return [self._made.pop(id(each)).truth for each in inputs]
+        return [self._made.pop(id(each)).reference for each in inputs]
 
     def further_runs(self, _: Case) -> Iterable[Callable[[], None]]:
-        """Return functions that make further runs of a case, beside those of its truth."""
+        """Return functions that make further runs of a case, beside those of its reference."""
         return ()
 
-    def _truths_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
-        return self.truths(inputs)  # the copy in float64 reads the weights before rounding, too
+    def _references_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        return self.references(inputs)  # the copy in float64 reads the weights before rounding, too
 
     def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
         """Yield the cases whose runs are made together, with the number of random runs of each."""
@@ -134,13 +134,13 @@ class UnitOracle(ModelOracle):
                 outputs = self.subject.call(self.subject.module, tensors)
             made.eager = to_numpy(outputs)
 
-        def truth() -> None:
-            made.truth = super(ModelOracle, self).truth(case.inputs)
+        def reference() -> None:
+            made.reference = super(ModelOracle, self).reference(case.inputs)
 
         def noise(number: int) -> None:
             made.noisy.append(run(number, widened_arrays(case.inputs)))
 
-        yield from (eager, truth)
+        yield from (eager, reference)
         if noisy:
             run = self.noisy_run(case, self._like_outputs(case))
             yield from (functools.partial(noise, number) for number in range(noisy))
@@ -161,10 +161,10 @@ class UnitOracle(ModelOracle):
         made = self._made.get(id(inputs))
         return made.eager if made else super().eager(inputs)
 
-    def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
+    def reference(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
         made = self._made.get(id(inputs)) if order is None else None
-        return made.truth if made else super().truth(inputs, order)
+        return made.reference if made else super().reference(inputs, order)
 
     def layers(
         self, graph: Path, case: Case, names: TensorNames

@@ -257,7 +257,7 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
         for entry in entries_for(graph).items():
             options.add_session_config_entry(*entry)
     if not spin:
-        # Spinning threads would take the cores from the process that computes the truth.
+        # Spinning threads would take the cores from the process that computes the reference.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 

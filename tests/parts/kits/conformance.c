@@ -2,7 +2,7 @@
  * Reads tensors and judges outputs with the C code of the kits, for tests that compare languages.
  * Each line of stdin is a command, with fields that are separated by tabs; "-" is an absent field:
  *   read FILE
- *   judge OUTPUT TRUTH WHOLE ROW UNUSABLE BEYOND_LIMIT IGNORED_ROWS
+ *   judge OUTPUT REFERENCE WHOLE ROW UNCOMPARED BEYOND_LIMIT IGNORED_ROWS
  * Each line of stdout is the result of one command.
  */
 #include <inttypes.h>
@@ -45,11 +45,11 @@ static const char *text_or_null(const char *field) {
 
 static void judge_files(char *const *field) {
     static const char *const STATUS[] = {
-        [FAILED] = "failed", [UNUSABLE] = "unusable", [PASSED] = "passed",
+        [FAILED] = "failed", [UNCOMPARED] = "unusable", [PASSED] = "passed",
     };
-    Tensor got, truth;
+    Tensor got, reference;
     Error error;
-    if (!tensor_read(field[1], &got, &error) || !tensor_read(field[2], &truth, &error)) {
+    if (!tensor_read(field[1], &got, &error) || !tensor_read(field[2], &reference, &error)) {
         fprintf(stderr, "%s\n", error.text);
         exit(1);
     }
@@ -65,13 +65,13 @@ static void judge_files(char *const *field) {
         if (*at == ',') at++;
     }
     Verdict verdict;
-    if (judge(&got, &truth, &tolerance, (IgnoredRows){rows, count}, &verdict, &error)) {
+    if (judge(&got, &reference, &tolerance, (IgnoredRows){rows, count}, &verdict, &error)) {
         printf("%s\t%.17g\t%s\n", STATUS[verdict.status], verdict.share, verdict.why);
     } else {
         printf("error\t0\t%s\n", error.text);
     }
     tensor_free(&got);
-    tensor_free(&truth);
+    tensor_free(&reference);
 }
 
 int main(void) {

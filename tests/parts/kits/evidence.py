@@ -24,7 +24,7 @@ Entry = dict[str, Any]
 Change = Callable[[Entry], object]
 
 REASON = 'eager has "NaN" \\ ??/ é */ here'
-NO_EVIDENCE: Mapping[str, tuple[Change, str, str]] = {
+UNCOMPARED: Mapping[str, tuple[Change, str, str]] = {
     "base": (
         lambda entry: _allow(entry, {"whole": 1e9, "row": 1e9}), "unusable", "would be 1e+09",
     ),
@@ -76,18 +76,18 @@ def _allow(entry: Entry, error: Mapping[str, float] | None) -> None:
 
 
 def without_evidence(bundle: Path, folder: Path) -> Path:
-    """Return a bundle with the cases of `NO_EVIDENCE`, and a name that needs quotes."""
+    """Return a bundle with the cases of `UNCOMPARED`, and a name that needs quotes."""
 
     def change(index: dict[str, Any]) -> None:
         for entry in index["cases"]:
-            if entry["name"] in NO_EVIDENCE:
-                NO_EVIDENCE[entry["name"]][0](entry)
+            if entry["name"] in UNCOMPARED:
+                UNCOMPARED[entry["name"]][0](entry)
 
     return rewritten(bundle, folder, change, name=f"of {REASON}")
 
 
 def change_ignored_row(bundle: Path) -> None:
-    """Change the row of the case `ONE_ROW` that is ignored in its first truth."""
+    """Change the row of the case `ONE_ROW` that is ignored in its first reference."""
     path = folder_of(bundle, ONE_ROW) / "output_0.pb"
     name, array = read_tensor(path)
     array = array.copy()

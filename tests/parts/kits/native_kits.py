@@ -104,8 +104,8 @@ def scale(bundle: Path) -> None:
     onnx.save(model, path)
 
 
-def in_truth(edit: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
-    """Return a fault in the first truth of the bundle's first case."""
+def in_reference(edit: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
+    """Return a fault in the first reference of the bundle's first case."""
 
     def change(bundle: Path) -> None:
         path = bundle / "golden" / "test_data_set_0" / "output_0.pb"
@@ -145,9 +145,9 @@ def _renamed(bundle: Path) -> None:
 DAMAGED = {
     "input_0.pb holds no tensor": _cut("golden/test_data_set_0/input_0.pb"),
     "holds somebody_else, expected query": _renamed,
-    "output_0.pb: output has the shape [": in_truth(lambda truth: truth[..., :-1]),
-    "output_0.pb: output has the type 11, expected 1": in_truth(
-        lambda truth: truth.astype(np.float64)
+    "output_0.pb: output has the shape [": in_reference(lambda reference: reference[..., :-1]),
+    "output_0.pb: output has the type 11, expected 1": in_reference(
+        lambda reference: reference.astype(np.float64)
     ),
     "model.onnx": _cut("model.onnx"),
 }

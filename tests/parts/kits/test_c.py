@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from evidence import (
-    NO_EVIDENCE,
     ONE_ROW,
     REASON,
+    UNCOMPARED,
     change_ignored_row,
     check_decode_graph,
     double_decoded,
@@ -111,7 +111,9 @@ def test_a_wrong_scale_is_seen(kit: Path, bundle: Path, tmp_path: Path):
     assert " token by token  output: relative error" in done.stdout
 
 
-def test_an_output_of_another_shape_than_the_truth_fails(kit: Path, bundle: Path, tmp_path: Path):
+def test_an_output_of_another_shape_than_the_reference_fails(
+    kit: Path, bundle: Path, tmp_path: Path
+):
     done = run(kit, "self_test", changed(bundle, tmp_path, transposed))
     assert done.returncode == 1
     first, *_ = judged(done)
@@ -125,20 +127,20 @@ def test_a_row_that_is_ignored_is_not_compared(kit: Path, bundle: Path, tmp_path
 
 
 @pytest.mark.every(3)
-def test_no_evidence_does_not_pass_and_has_a_reason():
+def test_what_is_not_compared_does_not_pass_and_has_a_reason():
     kit = kit_without_evidence()
     done = run(kit, "self_test")
     assert done.returncode == 1, done.stderr
     lines = lines_of(done.stdout)
     words = {"failed": "FAIL", "unusable": "not-compared"}
-    for name, (_, status, says) in NO_EVIDENCE.items():
+    for name, (_, status, says) in UNCOMPARED.items():
         assert lines[name].startswith(f"{words[status]} {name}  output: "), lines[name]
         assert says in lines[name]
     first, *_ = judged(done)
     assert first.endswith(" there is no row 1000000000 to ignore")
     count = len(judged(done))
     summary = done.stdout.splitlines()[-1]
-    assert summary.startswith(f"of {REASON}: {count - len(NO_EVIDENCE) - 1} of {count} passed")
+    assert summary.startswith(f"of {REASON}: {count - len(UNCOMPARED) - 1} of {count} passed")
 
 
 @pytest.mark.parametrize("says", DAMAGED)

@@ -18,13 +18,13 @@ from msgspec.structs import asdict, replace
 
 from attn_export.judge.judge import judge
 from attn_export.measures import Measures
-from attn_export.parts.kits.kit import KITS, tolerance
+from attn_export.parts.kits.kit import KITS, tolerance_of
 from attn_export.results import Case, Golden
-from attn_export.rule import largest_allowed
-from attn_export.schema import Allowed
+from attn_export.rule import largest_tolerance
+from attn_export.schema import Tolerance
 from attn_export.tensorfile import is_floating, write_tensor
 
-ALLOWED = Allowed(whole=1e-3, row=2e-3)
+TOLERANCE = Tolerance(whole=1e-3, row=2e-3)
 INF, NAN = np.inf, np.nan
 INTEGERS = [np.dtype(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")]
 FLOATS = [np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
@@ -32,40 +32,42 @@ FLOATS = [np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32, np.f
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A truth, an engine's output, and the rules for it."""
+    """A reference, an engine's output, and the rules for it."""
 
     name: str
-    truth: np.ndarray
+    reference: np.ndarray
     got: np.ndarray
-    allowed: Allowed | None = ALLOWED
-    unusable: str | None = None
+    tolerance: Tolerance | None = TOLERANCE
+    uncompared: str | None = None
     ignored_rows: tuple[int, ...] = ()
 
     def golden(self) -> Golden:
         case = Case(self.name, "shape", {}, {}, "", ignored_rows=self.ignored_rows)
-        truth = {"y": self.truth}
-        unusable = {} if self.unusable is None else {"y": self.unusable}
-        return Golden(case, truth, truth, {"y": self.allowed}, unusable)
+        reference = {"y": self.reference}
+        uncompared = {} if self.uncompared is None else {"y": self.uncompared}
+        return Golden(case, reference, reference, {"y": self.tolerance}, uncompared)
 
     def to_json(self) -> dict[str, object]:
-        allowed = self.allowed and {
+        tolerance = self.tolerance and {
             part: error if math.isfinite(error) else str(error)  # JSON has no others
-            for part, error in asdict(self.allowed).items()
+            for part, error in asdict(self.tolerance).items()
         }
         return {
-            "expected": {"y": to_json(self.truth)}, "outputs": {"y": to_json(self.got)},
-            "allowed": {"y": allowed}, "unusable": self.golden().unusable,
+            "expected": {"y": to_json(self.reference)}, "outputs": {"y": to_json(self.got)},
+            "allowed": {"y": tolerance}, "unusable": self.golden().uncompared,
             "ignored_rows": self.ignored_rows,
         }  # fmt: skip
 
     def command(self, path: Path) -> str:
         """Write the arrays, and return the command that judges them in C."""
         files = [f"{path}_{kind}.pb" for kind in ("got", "truth")]
-        for file, array in zip(files, (self.got, self.truth), strict=True):
+        for file, array in zip(files, (self.got, self.reference), strict=True):
             write_tensor(Path(file), "y", array)
-        limits = tolerance(self.allowed, self.golden().unusable.get("y"), self.truth.dtype.name)
-        allowed = limits["allowed"]
-        errors = [allowed.whole, allowed.row] if allowed else ["-", "-"]
+        limits = tolerance_of(
+            self.tolerance, self.golden().uncompared.get("y"), self.reference.dtype.name
+        )
+        tolerance = limits["allowed"]
+        errors = [tolerance.whole, tolerance.row] if tolerance else ["-", "-"]
         fields = [*errors, limits["unusable"], limits["beyond_limit"]]
         rows = ",".join(map(str, self.ignored_rows))
         return "\t".join(["judge", *files, *(str(field) or "-" for field in fields), rows or "-"])
@@ -79,7 +81,7 @@ def to_json(array: np.ndarray) -> dict[str, object]:
 
 
 def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield a name, a truth and an engine's output."""
+    """Yield a name, a reference and an engine's output."""
     rng = np.random.default_rng(0)
     t = rng.standard_normal((3, 4, 5)).astype(np.float32)
     for error in (0.0, 1e-4, 9e-4, 1.1e-3, 5e-3, 1.0):
@@ -133,10 +135,10 @@ def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def limits() -> Iterator[Judged]:
-    """Yield allowed errors that are evidence, and such that are not."""
+    """Yield tolerances that are evidence, and such that are not."""
     for dtype in FLOATS:
-        t, limit = np.ones((2, 3), dtype), largest_allowed(dtype)
-        most = Allowed(limit.whole, limit.row)
+        t, limit = np.ones((2, 3), dtype), largest_tolerance(dtype)
+        most = Tolerance(limit.whole, limit.row)
         yield Judged(f"{dtype} at its limit", t, t, most)
         yield Judged(f"{dtype} off at its limit", t, t * dtype.type(2), most)
         for part in ("whole", "row"):
@@ -147,20 +149,20 @@ def limits() -> Iterator[Judged]:
     nowhere = t.copy()
     nowhere[0, 0] = NAN
     for error in (1e9, INF, NAN):
-        allowed = Allowed(error, error)
-        yield Judged(f"{error} allowed", t, t, allowed)
-        yield Judged(f"{error} allowed of nothing", t[:0], t[:0], allowed)
-        yield Judged(f"{error} allowed, of a row", t, t, Allowed(1e-6, error))
-        yield Judged(f"{error} allowed of integers", t.astype(int), t.astype(int), allowed)
-        yield Judged(f"{error} allowed, NaN out of nowhere", t, nowhere, allowed)
+        tolerance = Tolerance(error, error)
+        yield Judged(f"{error} allowed", t, t, tolerance)
+        yield Judged(f"{error} allowed of nothing", t[:0], t[:0], tolerance)
+        yield Judged(f"{error} allowed, of a row", t, t, Tolerance(1e-6, error))
+        yield Judged(f"{error} allowed of integers", t.astype(int), t.astype(int), tolerance)
+        yield Judged(f"{error} allowed, NaN out of nowhere", t, nowhere, tolerance)
     yield Judged("no tolerance", t, t, None)
     yield Judged("no tolerance of nothing", t[:0], t[:0], None)
     yield Judged("no tolerance of zeros", t * 0, t * 0, None)
-    yield Judged("unusable", t, t * 2, ALLOWED, "eager is NaN")
-    yield Judged("unusable without a word", t, t * 2, ALLOWED, "")
+    yield Judged("unusable", t, t * 2, TOLERANCE, "eager is NaN")
+    yield Judged("unusable without a word", t, t * 2, TOLERANCE, "")
     yield Judged("unusable and no tolerance", t, t, None, "eager is NaN")
     yield Judged("unusable integers", t.astype(int), t.astype(int) * 2, None, "eager is NaN")
-    yield Judged("unusable and of another shape", t, t[:1], ALLOWED, "eager is NaN")
+    yield Judged("unusable and of another shape", t, t[:1], TOLERANCE, "eager is NaN")
 
 
 def ignored() -> Iterator[Judged]:
@@ -175,10 +177,10 @@ def ignored() -> Iterator[Judged]:
             yield Judged(f"{what} in row {row}, row 1 ignored", t, got, ignored_rows=(1,))
             yield Judged(f"{what} in row {row}, 0 and 2 ignored", t, got, ignored_rows=(0, 2))
             yield Judged(f"{what} lost in row {row}, row 1 ignored", got, t, ignored_rows=(1,))
-    # The truth of an ignored row counts in the norm of the whole: here it is most of it.
+    # The reference of an ignored row counts in the norm of the whole: here it is most of it.
     got = t * np.float32(1.001)
-    yield Judged("small beside an ignored row", t, got, Allowed(1e-4, 2e-3), ignored_rows=(2,))
-    yield Judged("large beside an ignored row", t, got, Allowed(1e-4, 2e-3), ignored_rows=(1,))
+    yield Judged("small beside an ignored row", t, got, Tolerance(1e-4, 2e-3), ignored_rows=(2,))
+    yield Judged("large beside an ignored row", t, got, Tolerance(1e-4, 2e-3), ignored_rows=(1,))
     number = np.float32(2).reshape(())
     yield Judged("a scalar has no rows", number, number * np.float32(1.1), ignored_rows=(1,))
     whole = np.arange(6).reshape(3, 2)
@@ -186,11 +188,11 @@ def ignored() -> Iterator[Judged]:
         other = whole.copy()
         other[row, 1] += 1
         yield Judged(f"an integer in row {row}", whole, other, None, ignored_rows=(1,))
-    yield Judged("ignored and unusable", t, t, ALLOWED, "eager is NaN", (1,))
+    yield Judged("ignored and unusable", t, t, TOLERANCE, "eager is NaN", (1,))
 
 
 CASES = [
-    *(Judged(n, t, got, ALLOWED if is_floating(t.dtype) else None) for n, t, got in arrays()),
+    *(Judged(n, t, got, TOLERANCE if is_floating(t.dtype) else None) for n, t, got in arrays()),
     *limits(),
     *ignored(),
 ]
@@ -255,7 +257,9 @@ def test_c_gives_the_verdict_of_the_judge(commands: list[str]):
             assert why == verdict.message or not verdict.message, case.name
 
 
-HELD = [case for case in CASES if "bfloat16" not in (case.truth.dtype.name, case.got.dtype.name)]
+HELD = [
+    case for case in CASES if "bfloat16" not in (case.reference.dtype.name, case.got.dtype.name)
+]
 """The kit in Python holds no bfloat16."""
 
 
@@ -269,9 +273,9 @@ def python_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]
 @pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
 def test_python_says_what_the_judge_says(case: Judged, python_judge: Callable):
     (verdict,) = judge("python", "g", case.golden(), {"y": case.got})
-    allowed = case.allowed and Measures(case.allowed.whole, case.allowed.row)
+    tolerance = case.tolerance and Measures(case.tolerance.whole, case.tolerance.row)
     before = case.got.copy()
-    found = python_judge(case.got, case.truth, allowed, case.unusable, case.ignored_rows)
+    found = python_judge(case.got, case.reference, tolerance, case.uncompared, case.ignored_rows)
     assert (found.status, found.message) == (verdict.status, verdict.message)
     if verdict.worst is not None and math.isfinite(verdict.worst):
         assert found.worst == pytest.approx(verdict.worst, rel=1e-9)

@@ -65,8 +65,8 @@ def test_the_other_commands_of_its_readme_run(language: str):
     output = np.load(kit / "output.npy")
     session = DecodeSession(kit / "bundle", threads=1)
     positions = np.arange(5, dtype=np.int64)[None].repeat(4, 0)
-    truth = session.prefill(query[[0, 1, 2, 0]], position_ids=positions)["output"]
-    np.testing.assert_allclose(output, truth, atol=1e-5)
+    reference = session.prefill(query[[0, 1, 2, 0]], position_ids=positions)["output"]
+    np.testing.assert_allclose(output, reference, atol=1e-5)
 
 
 def test_the_program_in_the_readme_in_cpp_runs(need, tmp_path: Path):

@@ -10,9 +10,9 @@ import pytest
 from evidence import (
     BAD_ENTRIES,
     DECODE_GRAPH,
-    NO_EVIDENCE,
     NO_SUCH_ROW,
     ONE_ROW,
+    UNCOMPARED,
     change_first,
     change_ignored_row,
     check_decode_graph,
@@ -104,16 +104,16 @@ def test_a_row_that_is_ignored_is_not_compared(tmp_path: Path):
     assert (done.returncode, lines_of(done.stdout)[ONE_ROW][:4]) == (0, "ok  ")
 
 
-def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path):
+def test_what_is_not_compared_does_not_pass_and_has_a_reason(tmp_path: Path):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     done = run(kit_of("node", bundle, tmp_path, "node"), "node", "src/self_test.mjs")
     assert done.returncode == 1, done.stderr
     lines = lines_of(done.stdout)
     words = {"failed": "FAIL", "unusable": "not-compared"}
-    for name, (_, status, says) in NO_EVIDENCE.items():
+    for name, (_, status, says) in UNCOMPARED.items():
         assert lines[name].startswith(f"{words[status]} {name}  output: "), lines[name]
         assert says.replace("1e+09", "1000000000").replace("inf", "Infinity") in lines[name]
-    assert f"{len(NO_EVIDENCE)} of " in done.stdout.splitlines()[-1]
+    assert f"{len(UNCOMPARED)} of " in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("what", [*BAD_ENTRIES, "a row that is not there"])

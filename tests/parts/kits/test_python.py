@@ -12,9 +12,9 @@ import pytest
 from evidence import (
     BAD_ENTRIES,
     DECODE_GRAPH,
-    NO_EVIDENCE,
     NO_SUCH_ROW,
     ONE_ROW,
+    UNCOMPARED,
     change_first,
     change_ignored_row,
     check_decode_graph,
@@ -124,7 +124,7 @@ def test_a_row_that_is_ignored_is_not_compared(tmp_path: Path):
     assert (done.returncode, lines_of(done.stdout)[ONE_ROW][:4]) == (0, "ok  ")
 
 
-def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):
+def test_what_is_not_compared_does_not_pass_as_in_verify(tmp_path: Path):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     kit = write_kit("python", bundle, tmp_path / "kit", dialect="standard")
     assert tomllib.loads((kit / "pyproject.toml").read_text())["project"]["name"] == "attn-kit"
@@ -134,11 +134,11 @@ def test_no_evidence_does_not_pass_as_in_verify(tmp_path: Path):
     assert report.exit_code == 6
     verdicts = {v.case: v for v in report.verdicts if v.output == "output"}
     lines, count = lines_of(done.stdout), len(done.stdout.splitlines()) - 1
-    assert f": {count - len(NO_EVIDENCE)}/{count} passed" in done.stdout.splitlines()[-1]
+    assert f": {count - len(UNCOMPARED)}/{count} passed" in done.stdout.splitlines()[-1]
     words = {"passed": "ok  ", "failed": "FAIL", "unusable": "not-compared"}
     for case, line in lines.items():
         assert case not in verdicts or line.startswith(f"{words[verdicts[case].status]} {case}  ")
-    for case, (_, status, says) in NO_EVIDENCE.items():
+    for case, (_, status, says) in UNCOMPARED.items():
         assert verdicts[case].status == status
         assert says in lines[case]
 

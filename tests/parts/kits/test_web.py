@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chromium_page import Page
 from conftest import ROOT
-from evidence import NO_EVIDENCE, without_evidence
+from evidence import UNCOMPARED, without_evidence
 from javascript_kits import kit_of, plant_fault, run, served, several_queries
 from readmes import blocks
 from shared import bundle_of, extended, spec_of
@@ -130,15 +130,15 @@ def test_it_shows_that_every_case_passes_and_runs_the_programs_in_its_readme(
     assert [u for u in page.requests if not u.startswith((address, "data:", "blob:"))] == []
 
 
-def test_no_evidence_does_not_pass_and_has_a_reason(tmp_path: Path, page: Page):
+def test_what_is_not_compared_does_not_pass_and_has_a_reason(tmp_path: Path, page: Page):
     bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
     with served(kit_of("web", bundle, tmp_path, "web")) as address:
         page.open(address)
         page.wait(DONE)
         shown = {found.split()[0]: found for found in page.evaluate(ROWS_SHOWN)}
         assert page.evaluate(STATE) == "failed"
-        assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(NO_EVIDENCE)} of {len(shown)} cases")
-    for name, (_, status, says) in NO_EVIDENCE.items():
+        assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(UNCOMPARED)} of {len(shown)} cases")
+    for name, (_, status, says) in UNCOMPARED.items():
         assert f"✗ {status}" in shown[name]
         assert says.replace("1e+09", "1000000000").replace("inf", "Infinity") in shown[name]
 

@@ -14,15 +14,15 @@ from linear_specs import LINEAR_SPECS
 
 from attn_export import Subject
 from attn_export.judge.judge import judge
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Case, Golden, Verdict
-from attn_export.truth.oracle import Oracle
 
 
 @functools.cache
 def subject_of(
     name: str,
 ) -> tuple[dict[str, np.ndarray], Mapping[str, Case], Callable[[str], Golden]]:
-    """Return the parameters of a layer, its cases, and what gives the truth of each."""
+    """Return the parameters of a layer, its cases, and what gives the reference of each."""
     subject = Subject.from_spec(LINEAR_SPECS[name])
     parameters = {n: tensor.numpy() for n, tensor in subject.module.state_dict().items()}
     cases = {case.name: case for case in subject.plan().cases}
@@ -61,7 +61,9 @@ PLANTED = planted()
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_caught_and_the_reference_passes(name: str):
-    most = math.inf if name == next(iter(PLANTED)) else 60  # the truth of long cases takes seconds
+    most = (
+        math.inf if name == next(iter(PLANTED)) else 60
+    )  # the reference of long cases takes seconds
     assert [v for v in verdicts_of(name, most=most) if v.status != "passed"] == []
     missed = [
         fault

@@ -21,7 +21,7 @@ from attn_export.parts.probe.run_probes import probes
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}
-OUTPUTS = {name: probe.truths for name, probe in PROBES.items() if probe.truths}
+OUTPUTS = {name: probe.outputs for name, probe in PROBES.items() if probe.outputs}
 PAIRS = [
     (name, one, other)
     for name, outputs in OUTPUTS.items()

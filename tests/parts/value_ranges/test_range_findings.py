@@ -79,8 +79,8 @@ def test_the_written_graph_keeps_what_it_needs_and_no_more(name: str, tmp_path: 
     assert (list(fix.nodes), list(fix.clipped)) == (list(case.kept), list(case.clipped))
     assert (fix.passed, fix.judged) == (2, 2)
     model, inputs = case.model(), case.inputs()
-    truth = StreamedGraph(tmp_path / "model.onnx")
-    lockstep = Lockstep(truth, FORMATS["float16"])
+    reference = StreamedGraph(tmp_path / "model.onnx")
+    lockstep = Lockstep(reference, FORMATS["float16"])
     (expected,) = lockstep.run(inputs, [lockstep.wide()])
     wanted = expected[case.nodes[-1][2]]
 

@@ -67,7 +67,7 @@ def test_an_encoder_is_built_from_a_folder_with_its_own_inputs_and_outputs():
     assert [node.op_type for node in graph.node].count("Attention") == 1
 
 
-def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_no_evidence():
+def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_not_compared():
     text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     text |= {"sliding_window": 4, "max_position_embeddings": 96}
@@ -84,7 +84,7 @@ def test_outputs_of_a_last_token_that_is_padding_and_sees_nothing_are_no_evidenc
     assert all(rows == {"logits": (), "probabilities": ()} for rows in judged.values())
 
 
-def test_images_beside_a_text_that_is_no_evidence_are_judged_and_their_logits_are_not():
+def test_images_beside_a_text_that_is_not_compared_are_judged_and_their_logits_are_not():
     (case,) = (
         case
         for case in Subject.from_model(tiny_encoder("clip")).plan().cases

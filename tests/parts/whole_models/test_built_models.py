@@ -48,13 +48,13 @@ def worst_error(subject: Subject, count: int | None = None) -> tuple[float, str]
     """Return the largest relative error of the captured module in the first cases, and its case."""
     oracle, worst = subject.oracle(0.0), (0.0, "")
     for case in subject.plan().cases[:count]:
-        truth = oracle.truth(case.inputs)
+        reference = oracle.reference(case.inputs)
         with torch.inference_mode():
             outputs = to_numpy(subject.call(subject.module, to_torch(case.inputs)))
         for name, array in outputs.items():
             judged = case.judged_rows.get(name, ())
-            array = fill_ignored_rows(array, truth[name], case.ignored_rows, judged)
-            error = np.abs(array - truth[name]).max() / np.abs(truth[name]).max()
+            array = fill_ignored_rows(array, reference[name], case.ignored_rows, judged)
+            error = np.abs(array - reference[name]).max() / np.abs(reference[name]).max()
             worst = max(worst, (float(error), case.name))
     return worst
 

@@ -24,10 +24,10 @@ from attn_export.parts.whole_models.model_call import ModelCall
 from attn_export.parts.whole_models.model_cases import CaseLimits, Situation, situations
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.reference.reference import Reference
 from attn_export.results import WHOLE_DECODE, Case
 from attn_export.runtimes.engines.ort_cpu import OrtCpu
 from attn_export.runtimes.run_options import RunOptions
-from attn_export.truth.reference import Reference
 
 EXPORTS = Path(__file__).parent / "exports"
 RUN = RunOptions.of(runtimes=["ort-cpu"])

@@ -18,8 +18,8 @@ from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, mask
 
 from attn_export.explain.explanation import Cause, SearchWork
 from attn_export.parts.whole_models.faults.model_search import find_cause
-from attn_export.truth.float64_mode import ComputeInFloat64, widened_copy
-from attn_export.truth.operations import math_backend
+from attn_export.reference.float64_mode import ComputeInFloat64, widened_copy
+from attn_export.reference.operations import math_backend
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -444,8 +444,8 @@ def test_what_the_config_leaves_out_is_named(name: str, field: str, wrong: float
 )
 def test_a_right_model_has_no_cause_and_is_as_before_in_the_end(name: str):
     model = widened_copy(model_of(name))
-    before, (got, truth) = dict(vars(model)), (outputs(model_of(name)), run(model))
+    before, (got, reference) = dict(vars(model)), (outputs(model_of(name)), run(model))
     assert find_cause(model, run, got, SearchWork(math.inf).is_over) is None
     after = run(model)
     assert vars(model).keys() == before.keys()
-    assert all(np.array_equal(after[key], truth[key]) for key in truth)
+    assert all(np.array_equal(after[key], reference[key]) for key in reference)

@@ -105,7 +105,7 @@ def test_weights_that_are_fitted_are_those_that_are_kept_by_hand():
         np.testing.assert_array_equal(value.const_value.numpy(), theirs[name].const_value.numpy())
 
 
-def test_truth_that_is_computed_anew_is_of_the_same_types(tmp_path):
+def test_reference_that_is_computed_anew_is_of_the_same_types(tmp_path):
     checkpoint, bundle = tmp_path / "checkpoint", tmp_path / "out"
     tiny_decoder("llama", num_hidden_layers=1).save_pretrained(checkpoint)
     options = 'weights_dtype="int4", max_len=16'

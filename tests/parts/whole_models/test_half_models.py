@@ -92,8 +92,8 @@ def test_a_step_is_that_of_the_model_in_float64(llama):
     for name, inputs in (("model.onnx", case.inputs), ("model.cuda.decode.onnx", int32)):
         (logits,) = onnxruntime.InferenceSession(folder / name).run(["logits"], inputs)
         assert logits.dtype == np.float16
-        truth = golden.expected["logits"].astype(np.float64)
-        assert measure(logits, truth).row <= golden.allowed["logits"].row
+        reference = golden.expected["logits"].astype(np.float64)
+        assert measure(logits, reference).row <= golden.tolerance["logits"].row
 
 
 def test_a_step_on_cuda_takes_eleven_launches_in_a_layer(llama, need_dry_run):

@@ -68,8 +68,8 @@ def test_cases_of_a_model_without_caches_have_its_sizes(kind):
     reference = reference_of(make(), _entry(takes, ends), PROMISES)
     assert reference.interface.output_shapes == shapes
     case = reference.plan().cases[-1]
-    truth = reference.oracle(0.0).golden(case).expected
-    assert {name: len(array) for name, array in truth.items()} == dict.fromkeys(
+    expected = reference.oracle(0.0).golden(case).expected
+    assert {name: len(array) for name, array in expected.items()} == dict.fromkeys(
         shapes, case.sizes[BATCH]
     )
 

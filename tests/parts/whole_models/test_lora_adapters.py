@@ -1,4 +1,4 @@
-"""`--adapter`: LoRA adapters in the layout of peft, merged into the model of the truth.
+"""`--adapter`: LoRA adapters in the layout of peft, merged into the model of the reference.
 
 peft is not needed: the expected weights are computed here from its definition.
 """

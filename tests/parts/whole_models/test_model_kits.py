@@ -35,7 +35,7 @@ from attn_export.bundle.text_ends import TOKENIZER
 from attn_export.parts.installing import home
 from attn_export.parts.kits.kit import write_kit
 from attn_export.parts.whole_models.bundle_text import BundleText
-from attn_export.truth.stored_evidence import reduce_if_large
+from attn_export.reference.stored_evidence import reduce_if_large
 
 PYTHON = [sys.executable, "-W", "error", "-m"]
 SELF_TEST = {

@@ -30,7 +30,7 @@ from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.quality import Budget, Quality
 from attn_export.results import Case, Golden
 from attn_export.runtimes.run_options import RunOptions
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 
 EXPORTS = Path(__file__).parent / "exports"
 BERT = EXPORTS / "bert" / "checkpoint"
@@ -155,7 +155,7 @@ def wrong(bert, tmp_path):
     return tmp_path / "model.onnx"
 
 
-def test_a_right_graph_passes_by_both_truths(evidence):
+def test_a_right_graph_passes_by_both_references(evidence):
     _, report = evidence
     assert report.passed, str(report)
     assert {v.graph for v in report.verdicts} == {"model/model.onnx", "model-budget/model.onnx"}
@@ -188,7 +188,7 @@ def test_evidence_is_judged_again_by_its_budget_or_another(evidence):
         verify(out / "model", run("sqnr>=60"))
 
 
-def test_a_fault_that_a_budget_allows_fails_by_the_other_truth(evidence, wrong):
+def test_a_fault_that_a_budget_allows_fails_by_the_other_reference(evidence, wrong):
     out, _ = evidence
     assert verify(out / "model-budget", run(), graph=wrong).passed
     with with_float_products(wrong) as copy:
@@ -239,10 +239,10 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", ["", *WRONG])
 def test_a_budget_allows_errors_but_no_other_kind_of_output(wrong):
-    truth = {"logits": 3 * GOT}
+    reference = {"logits": 3 * GOT}
     case = Case("base", "shape", {}, {}, "")
-    allowed = {"logits": Allowed(math.inf, math.inf)}
-    golden = Golden(case, truth, truth, allowed, {}, budgets=(Budget("sqnr", 10.0),))
+    tolerance = {"logits": Tolerance(math.inf, math.inf)}
+    golden = Golden(case, reference, reference, tolerance, {}, budgets=(Budget("sqnr", 10.0),))
     outputs = WRONG.get(wrong, {"logits": GOT})
     (verdict,) = judge("r", "g", golden, outputs)
     assert verdict.status == ("failed" if wrong else "passed")
@@ -255,12 +255,12 @@ def test_a_budget_allows_errors_but_no_other_kind_of_output(wrong):
 
 
 def test_padding_does_not_count():
-    truth = {"logits": np.ones((2, 2, 3), np.float32)}
-    got = {"logits": truth["logits"] + np.float32(0.1)}
+    reference = {"logits": np.ones((2, 2, 3), np.float32)}
+    got = {"logits": reference["logits"] + np.float32(0.1)}
     got["logits"][1, 0] = 1e6
     case = Case("base", "shape", {}, {}, "", ignored_rows=(1,))
     golden = Golden(
-        case, truth, truth, {"logits": None}, {}, determined={"logits": (3,)},
+        case, reference, reference, {"logits": None}, {}, determined={"logits": (3,)},
         budgets=(Budget("sqnr", 10.0),),
     )  # fmt: skip
     distances = RuntimeDistances(golden.budgets)
@@ -269,12 +269,14 @@ def test_padding_does_not_count():
 
 
 def test_each_runtime_has_its_own_distance():
-    truth = {"logits": np.ones((2, 3), np.float32)}
+    reference = {"logits": np.ones((2, 3), np.float32)}
     case = Case("base", "shape", {}, {}, "")
-    golden = Golden(case, truth, truth, {"logits": None}, {}, budgets=(Budget("row", 0.15),))
+    golden = Golden(
+        case, reference, reference, {"logits": None}, {}, budgets=(Budget("row", 0.15),)
+    )
     distances = RuntimeDistances(golden.budgets)
     for runtime, error in (("one", 0.1), ("other", 0.2)):
-        got = {"logits": truth["logits"] + np.float32(error)}
+        got = {"logits": reference["logits"] + np.float32(error)}
         distances.add(judge(runtime, "g", golden, got), golden, got)
     quality = Quality.joined({"a/": distances.quality(), "b/": distances.quality()})
     assert [d.part for d in quality.outputs[:2]] == ["a/logits in one", "a/logits in other"]

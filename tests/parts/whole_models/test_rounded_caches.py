@@ -60,8 +60,8 @@ def beyond(subject):
         outputs = to_numpy(subject.call(subject.module, to_torch(golden.case.inputs)))
     return {
         name
-        for name, truth in golden.expected.items()
-        if measure(outputs[name], truth).row > golden.allowed[name].row
+        for name, reference in golden.expected.items()
+        if measure(outputs[name], reference).row > golden.tolerance[name].row
     }
 
 

@@ -30,7 +30,7 @@ from attn_export.parts.whole_models.model_reference import reference_of
 from attn_export.parts.whole_models.sentence_folder import read_sentence_folder
 from attn_export.parts.whole_models.sentence_model import POOLINGS
 from attn_export.quality import FLOATING
-from attn_export.truth.float64_mode import widened_copy
+from attn_export.reference.float64_mode import widened_copy
 
 NORM = (("Normalize", {}),)
 ALL = {"embedding_dimension": 32, "pooling_mode": [*POOLINGS]}

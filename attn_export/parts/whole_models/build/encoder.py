@@ -122,7 +122,7 @@ class BuiltEncoder(Subject):
         return Plan(cases, (), interface or self.interface(), is_settled=True)
 
     def own_oracle(self, _: float = 0.0) -> ModelOracle:
-        """Return the source of the truth: the model as transformers runs it."""
+        """Return the oracle: the model as transformers runs it."""
         module: Any = self.module
         subject = Subject(module.own, lambda *_: dict(self.inputs), self.axes, list(self.outputs))
         if self._weights is None:

@@ -73,6 +73,7 @@ from attn_export.parts.whole_models.unit_oracle import oracle_of_model
 from attn_export.parts.whole_models.unit_weights import is_by_unit, made_alike, unread_weights
 from attn_export.quality import FLOATING, Budget
 from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS, NEAREST, SEARCH
+from attn_export.reference.reference import Reference
 from attn_export.results import WHOLE_DECODE
 from attn_export.runtimes.decode_inputs import (
     CAPACITY,
@@ -83,7 +84,6 @@ from attn_export.runtimes.decode_inputs import (
     PAST_LENGTH,
 )
 from attn_export.runtimes.run_options import Progress
-from attn_export.truth.reference import Reference
 
 _SUMS: Final = {CAPACITY: f"{PAST} + {QUERIES}"}
 """In cases that are drawn, caches are filled by the longest past and the new tokens."""
@@ -129,7 +129,7 @@ def subject_of_model(
     `is_captured`: Whether a graph is made of it.
     """
     is_changed = adapter is not None
-    # Narrow caches have a truth of their own, from a model that is in memory.
+    # Narrow caches have a reference of their own, from a model that is in memory.
     is_changed |= is_captured and (kv_dtype != "none" or os.name != "posix")
     is_ours = isinstance(model, str | Path)
     loaded, notes = load_to_build(model, dtype, is_changed=is_changed, is_captured=is_captured)
@@ -486,7 +486,7 @@ class _BuiltModel(Subject):
         return CaseMaker(self._ends.entry, self.limits, axes, pads_left=False)
 
     def own_oracle(self, _: float = 0.0) -> ModelOracle:
-        """Return the source of the truth: the model as transformers runs it."""
+        """Return the oracle: the model as transformers runs it."""
         axes = {name: named_axes(given.shape) for name, given in self._ends.inputs.items()}
         module: Any = self.module
         call = OwnCall(module.model, self._ends.entry, module.kv_scales).eval()

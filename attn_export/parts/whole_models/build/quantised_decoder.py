@@ -1,6 +1,6 @@
 """Models whose weights are integers: rounded as the model is loaded, and stored in the graph.
 
-The truth of these, and of decoders with rounded caches, knows the model before, too.
+The reference of these, and of decoders with rounded caches, knows the model before, too.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from attn_export.parts.whole_models.unit_weights import ChangedWeights, is_by_un
 from attn_export.parts.whole_models.weight_losses import Product, WeightLosses
 from attn_export.quality import Budget, Quality
 from attn_export.quantiser import SEARCH, QuantisedWeight
+from attn_export.reference.float64_mode import widened_arrays
+from attn_export.reference.operations import math_backend
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Arrays, Case, Golden
 from attn_export.runtimes.run_options import Progress
-from attn_export.schema import Allowed
+from attn_export.schema import Tolerance
 from attn_export.temp_folders import in_file
-from attn_export.truth.float64_mode import widened_arrays
-from attn_export.truth.operations import math_backend
-from attn_export.truth.oracle import Oracle
 
 BUDGET_OF_CACHE = Budget("sqnr", 50.0)
 """The default budget of a cache in float16."""
@@ -188,7 +188,7 @@ def _round_input(product: Product, _: nn.Module, given: tuple[Any, ...]) -> tupl
 
 
 class _QuantisedModelOracle(ModelOracle):
-    """The source of the truth of a model with rounded weights or caches, which knows those before.
+    """The oracle of a model with rounded weights or caches, which knows those before.
 
     `weights`: Those that are rounded, or integers in the checkpoint, if there are any.
     """
@@ -204,7 +204,7 @@ class _QuantisedModelOracle(ModelOracle):
                 own.register_forward_pre_hook(functools.partial(_round_input, product))
 
     def golden(self, case: Case) -> Golden:
-        """Return the case with its truth, and the error allowed of graphs that round inputs."""
+        """Return the case with its reference, and the tolerance of graphs that round inputs."""
         golden = super().golden(case)
         if not self._rounds_inputs:
             return golden
@@ -327,21 +327,21 @@ def _measured(cases: Sequence[Case]) -> list[int]:
     return sorted(sorted(few, key=lambda number: -tokens[number])[:CASES])
 
 
-def _apart(golden: Golden, name: str, run: np.ndarray) -> Allowed | None:
-    """Return the error allowed of an output of graphs that round inputs, as this run did."""
-    allowed, truth = golden.allowed[name], golden.expected[name]
-    if allowed is None:
+def _apart(golden: Golden, name: str, run: np.ndarray) -> Tolerance | None:
+    """Return the tolerance of an output of graphs that round inputs, as this run did."""
+    tolerance, reference = golden.tolerance[name], golden.expected[name]
+    if tolerance is None:
         return None
     ignored = golden.case.ignored_rows, golden.determined.get(name, ())
-    found = measure(fill_ignored_rows(run, truth, *ignored), truth)
-    return Allowed(
-        max(allowed.whole, _LEVELS_APART * found.whole),
-        max(allowed.row, _LEVELS_APART * found.row),
+    found = measure(fill_ignored_rows(run, reference, *ignored), reference)
+    return Tolerance(
+        max(tolerance.whole, _LEVELS_APART * found.whole),
+        max(tolerance.row, _LEVELS_APART * found.row),
     )
 
 
 class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
-    """The source of the truth of a model by units with rounded weights."""
+    """The oracle of a model by units with rounded weights."""
 
     def with_rounded_inputs(self, inputs: Arrays) -> Arrays:
         """Return the outputs of a float64 run whose products round their inputs."""
@@ -349,7 +349,7 @@ class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
         return (made and made.further) or super().with_rounded_inputs(inputs)
 
     def further_runs(self, case: Case) -> Iterator[Callable[[], None]]:
-        """Yield functions that make further runs of a case, beside those of its truth."""
+        """Yield functions that make further runs of a case, beside those of its reference."""
         make = super().with_rounded_inputs
 
         def run() -> None:
@@ -362,7 +362,7 @@ class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
 def oracle_of_integers(
     subject: Subject, weights: _ModelLinears | None, axes: Mapping[str, Shape]
 ) -> ModelOracle:
-    """Return the source of the truth of a model with rounded weights or caches.
+    """Return the oracle of a model with rounded weights or caches.
 
     `axes`: The shape of each output; dynamic axes by name.
     """

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attn_export.explain.search import Number
 from attn_export.parts.whole_models.faults.changed_models import Edit, ModelFault, changed, layer_of
-from attn_export.truth.float64_mode import is_large
+from attn_export.reference.float64_mode import is_large
 
 Other = tuple[str, Any, str]
 """The kind of a fault in a field of a config, its value, and what is wrong."""

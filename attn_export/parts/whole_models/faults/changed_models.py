@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from attn_export.explain.search import Hypothesis
-from attn_export.truth.float64_mode import is_large
+from attn_export.reference.float64_mode import is_large
 
 
 @dataclasses.dataclass(frozen=True)

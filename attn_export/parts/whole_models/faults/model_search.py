@@ -75,7 +75,7 @@ _ALIKE = 0.9
 """The least cosine for which the scale of a weight in one layer is sought: there are many."""
 
 _UNRELATED = 0.3
-"""The largest correlation with the truth of outputs of another checkpoint."""
+"""The largest correlation with the reference of outputs of another checkpoint."""
 
 
 _Fault = Tried[ModelFault]
@@ -94,8 +94,8 @@ class _ModelSearch(Search[ModelFault]):
         self._model, self._run, self._got, every = model, run, got, run(model)
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._beside = [edit for edit in beside if id(edit.owner) in self._paths]
-        self._truth = {n: x for n, x in every.items() if np.issubdtype(x.dtype, np.floating)}
-        evidence = Evidence({}, self._truth, got)
+        self._reference = {n: x for n, x in every.items() if np.issubdtype(x.dtype, np.floating)}
+        evidence = Evidence({}, self._reference, got)
         super().__init__(self._outputs_with, [evidence], run_cost(model, every), out_of_time)
 
     def _outputs_with(self, fault: ModelFault, _: Evidence) -> Mapping[str, np.ndarray]:
@@ -182,8 +182,8 @@ class _ModelSearch(Search[ModelFault]):
         return pair, left
 
     def is_unrelated(self) -> bool:
-        """Return whether no output resembles the truth."""
-        pairs = ((self._got[name].ravel(), x.ravel()) for name, x in self._truth.items())
+        """Return whether no output resembles the reference."""
+        pairs = ((self._got[name].ravel(), x.ravel()) for name, x in self._reference.items())
         with np.errstate(all="ignore"):  # outputs may be constant
             return all(abs(np.corrcoef(a, b)[0, 1]) < _UNRELATED for a, b in pairs)
 

@@ -24,7 +24,7 @@ from attn_export.parts.whole_models.faults.changed_models import (
     layer_of,
     starred,
 )
-from attn_export.truth.float64_mode import is_large
+from attn_export.reference.float64_mode import is_large
 
 # -- parameters ---------------------------------------------------------------------------------
 

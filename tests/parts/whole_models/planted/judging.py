@@ -24,9 +24,9 @@ from attn_export.errors import AttnExportError
 from attn_export.parts.whole_models.export_layouts import Entry, read_export
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.model_reference import reference_of
+from attn_export.reference.reference import Reference
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.runtimes.run_options import RunOptions
-from attn_export.truth.reference import Reference
 
 EXPORTS = Path(__file__).resolve().parents[1] / "exports"
 RUN = RunOptions.of(runtimes=["ort-cpu"])
@@ -85,7 +85,7 @@ class RightGraph:
         return read_checkpoint(self.checkpoint).load()
 
     def reference(self, model: Any) -> Reference:
-        """Return the reference with the first cases; the truth of each is found once."""
+        """Return the reference with the first cases; the reference of each is found once."""
         reference = reference_of(model, *self.entry)
         plan = reference.plan()
         others = [c for c in plan.cases if not c.name.startswith(CHANGED)][:CASES]

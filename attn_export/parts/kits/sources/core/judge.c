@@ -7,7 +7,7 @@
 
 /* The output and the reference, in double. */
 typedef struct {
-    const Tensor *truth;
+    const Tensor *reference;
     size_t count, row_length;
     double *r, *t;
 } Widened;
@@ -22,22 +22,22 @@ static const char *place_text(const Tensor *tensor, size_t flat, char *buffer, s
     return dims_text(at, tensor->rank, buffer, size);
 }
 
-static void set_unusable(Verdict *verdict, const char *reason) {
-    verdict->status = UNUSABLE;
+static void set_uncompared(Verdict *verdict, const char *reason) {
+    verdict->status = UNCOMPARED;
     snprintf(verdict->why, sizeof verdict->why, "%s", reason);
 }
 
 static void failed_elements(Verdict *verdict, const char *what, size_t wrong, size_t first,
-                            const Tensor *got, const Tensor *truth) {
+                            const Tensor *got, const Tensor *reference) {
     char place[128];
     verdict->status = FAILED;
     snprintf(verdict->why, sizeof verdict->why,
              "%s%zu of %zu elements, the first at %s: actual %.6g, expected %.6g", what, wrong,
-             tensor_count(truth), place_text(truth, first, place, sizeof place),
-             tensor_get(got, first), tensor_get(truth, first));
+             tensor_count(reference), place_text(reference, first, place, sizeof place),
+             tensor_get(got, first), tensor_get(reference, first));
 }
 
-static void failed_size(Verdict *verdict, const char *over, double error, double allowed,
+static void failed_size(Verdict *verdict, const char *over, double error, double tolerance,
                         const Widened *both) {
     size_t worst = 0;
     double largest = -1;
@@ -52,20 +52,20 @@ static void failed_size(Verdict *verdict, const char *over, double error, double
     verdict->status = FAILED;
     snprintf(verdict->why, sizeof verdict->why,
              "relative error %.2e over %s, tolerance %.2e; worst at %s: actual %.6g, expected %.6g",
-             error, over, allowed, place_text(both->truth, worst, place, sizeof place),
+             error, over, tolerance, place_text(both->reference, worst, place, sizeof place),
              both->r[worst], both->t[worst]);
 }
 
 /* -- the rule ---------------------------------------------------------------------------- */
 
-static void judge_exact(const Tensor *got, const Tensor *truth, Verdict *verdict) {
-    size_t bytes = element_bytes(truth->dtype), wrong = 0, first = 0;
-    const char *r = got->data, *t = truth->data;
-    for (size_t i = 0; i < tensor_count(truth); i++) {
+static void judge_exact(const Tensor *got, const Tensor *reference, Verdict *verdict) {
+    size_t bytes = element_bytes(reference->dtype), wrong = 0, first = 0;
+    const char *r = got->data, *t = reference->data;
+    for (size_t i = 0; i < tensor_count(reference); i++) {
         if (memcmp(r + i * bytes, t + i * bytes, bytes) == 0) continue;
         if (wrong++ == 0) first = i;
     }
-    if (wrong > 0) failed_elements(verdict, "", wrong, first, got, truth);
+    if (wrong > 0) failed_elements(verdict, "", wrong, first, got, reference);
 }
 
 /* Returns 0 for a finite number, and different numbers for NaN and the two infinities. */
@@ -81,7 +81,7 @@ static void judge_kinds(const Widened *both, const Tensor *got, Verdict *verdict
     }
     if (wrong == 0) return;
     failed_elements(verdict, "NaN or infinity in other places than in the reference; ", wrong,
-                    first, got, both->truth);
+                    first, got, both->reference);
 }
 
 /* Infinities were already compared. Here and below they count as 0. */
@@ -97,10 +97,10 @@ static void judge_zero_rows(const Widened *both, const Tensor *got, Verdict *ver
         }
     }
     if (wrong == 0) return;
-    failed_elements(verdict, "a row that must be 0 is not; ", wrong, first, got, both->truth);
+    failed_elements(verdict, "a row that must be 0 is not; ", wrong, first, got, both->reference);
 }
 
-static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *verdict) {
+static void judge_sizes(const Widened *both, const Tolerance *tolerance, Verdict *verdict) {
     double largest = 0, all_t = 0, all_d = 0, worst_row = 0;
     for (size_t i = 0; i < both->count; i++) largest = fmax(largest, fabs(finite(both->t[i])));
     if (largest == 0) return;
@@ -118,71 +118,71 @@ static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *
         all_d += row_d;
     }
     double whole = sqrt(all_d / all_t), row = sqrt(worst_row);
-    verdict->share = fmax(whole / allowed->whole, row / allowed->row);
-    if (!(whole <= allowed->whole)) {
-        failed_size(verdict, "the whole output", whole, allowed->whole, both);
-    } else if (!(row <= allowed->row)) {
-        failed_size(verdict, "one row", row, allowed->row, both);
+    verdict->share = fmax(whole / tolerance->whole, row / tolerance->row);
+    if (!(whole <= tolerance->whole)) {
+        failed_size(verdict, "the whole output", whole, tolerance->whole, both);
+    } else if (!(row <= tolerance->row)) {
+        failed_size(verdict, "one row", row, tolerance->row, both);
     }
 }
 
-static void judge_limits(const Widened *both, const Tolerance *allowed, Verdict *verdict) {
-    if (allowed->beyond_limit != NULL) {
-        set_unusable(verdict, allowed->beyond_limit);
-    } else if (!allowed->is_set) {
+static void judge_limits(const Widened *both, const Tolerance *tolerance, Verdict *verdict) {
+    if (tolerance->beyond_limit != NULL) {
+        set_uncompared(verdict, tolerance->beyond_limit);
+    } else if (!tolerance->is_set) {
         verdict->status = FAILED;
         snprintf(verdict->why, sizeof verdict->why,
                  "the stored test cases give no tolerance");
     } else {
-        judge_sizes(both, allowed, verdict);
+        judge_sizes(both, tolerance, verdict);
     }
 }
 
-static bool same_form(const Tensor *got, const Tensor *truth, Verdict *verdict) {
+static bool same_form(const Tensor *got, const Tensor *reference, Verdict *verdict) {
     char is[128], wanted[128];
-    if (got->dtype != truth->dtype) {
+    if (got->dtype != reference->dtype) {
         snprintf(verdict->why, sizeof verdict->why, "its type is %d, expected %d", got->dtype,
-                 truth->dtype);
+                 reference->dtype);
         return false;
     }
-    if (got->rank == truth->rank &&
-        memcmp(got->dims, truth->dims, truth->rank * sizeof *truth->dims) == 0) {
+    if (got->rank == reference->rank &&
+        memcmp(got->dims, reference->dims, reference->rank * sizeof *reference->dims) == 0) {
         return true;
     }
     snprintf(verdict->why, sizeof verdict->why, "its shape is %s, expected %s",
              dims_text(got->dims, got->rank, is, sizeof is),
-             dims_text(truth->dims, truth->rank, wanted, sizeof wanted));
+             dims_text(reference->dims, reference->rank, wanted, sizeof wanted));
     return false;
 }
 
-static bool ignore_rows(Tensor *got, const Tensor *truth, IgnoredRows ignored, Error *error) {
+static bool ignore_rows(Tensor *got, const Tensor *reference, IgnoredRows ignored, Error *error) {
     int64_t at[MAX_RANK] = {0}, sizes[MAX_RANK];
-    memcpy(sizes, truth->dims, sizeof sizes);
+    memcpy(sizes, reference->dims, sizeof sizes);
     sizes[0] = 1;
-    for (size_t i = 0; truth->rank > 0 && i < ignored.count; i++) {
+    for (size_t i = 0; reference->rank > 0 && i < ignored.count; i++) {
         at[0] = ignored.rows[i];
-        if (at[0] < 0 || at[0] >= truth->dims[0]) {
+        if (at[0] < 0 || at[0] >= reference->dims[0]) {
             return fail(error, "there is no row %lld to ignore", (long long)at[0]);
         }
-        if (!tensor_copy_block(got, at, truth, at, sizes, error)) return false;
+        if (!tensor_copy_block(got, at, reference, at, sizes, error)) return false;
     }
     return true;
 }
 
-static bool judge_numbers(const Tensor *got, const Tensor *truth, const Tolerance *tolerance,
+static bool judge_numbers(const Tensor *got, const Tensor *reference, const Tolerance *tolerance,
                           Verdict *verdict, Error *error) {
-    Widened both = {truth, tensor_count(truth), 1, NULL, NULL};
+    Widened both = {reference, tensor_count(reference), 1, NULL, NULL};
     if (both.count == 0) {
         judge_limits(&both, tolerance, verdict);
         return true;
     }
-    if (truth->rank > 0) both.row_length = (size_t)truth->dims[truth->rank - 1];
+    if (reference->rank > 0) both.row_length = (size_t)reference->dims[reference->rank - 1];
     both.r = malloc(both.count * sizeof *both.r);
     both.t = malloc(both.count * sizeof *both.t);
     bool allocated = both.r != NULL && both.t != NULL;
     for (size_t i = 0; allocated && i < both.count; i++) {
         both.r[i] = tensor_get(got, i);
-        both.t[i] = tensor_get(truth, i);
+        both.t[i] = tensor_get(reference, i);
     }
     if (allocated) judge_kinds(&both, got, verdict);
     if (allocated && verdict->status == PASSED) judge_zero_rows(&both, got, verdict);
@@ -192,17 +192,17 @@ static bool judge_numbers(const Tensor *got, const Tensor *truth, const Toleranc
     return allocated || fail(error, "out of memory");
 }
 
-bool judge(Tensor *got, const Tensor *truth, const Tolerance *tolerance, IgnoredRows ignored,
+bool judge(Tensor *got, const Tensor *reference, const Tolerance *tolerance, IgnoredRows ignored,
            Verdict *verdict, Error *error) {
     *verdict = (Verdict){FAILED, 0, ""};
-    if (!same_form(got, truth, verdict)) return true;
-    if (!ignore_rows(got, truth, ignored, error)) return false;
-    if (tolerance->unusable != NULL) {
-        set_unusable(verdict, tolerance->unusable);
+    if (!same_form(got, reference, verdict)) return true;
+    if (!ignore_rows(got, reference, ignored, error)) return false;
+    if (tolerance->uncompared != NULL) {
+        set_uncompared(verdict, tolerance->uncompared);
         return true;
     }
     verdict->status = PASSED;
-    if (is_floating(truth->dtype)) return judge_numbers(got, truth, tolerance, verdict, error);
-    judge_exact(got, truth, verdict);
+    if (is_floating(reference->dtype)) return judge_numbers(got, reference, tolerance, verdict, error);
+    judge_exact(got, reference, verdict);
     return true;
 }

@@ -12,7 +12,7 @@
 typedef struct {
     bool is_set; /* whether the limits are set, as for outputs of floating point */
     double whole, row;
-    const char *unusable; /* why the output is not compared, or NULL */
+    const char *uncompared; /* why the output is not compared, or NULL */
     /* The reason that the tolerance is too large, or NULL. Other errors are still judged. */
     const char *beyond_limit;
 } Tolerance;
@@ -23,7 +23,7 @@ typedef struct {
     size_t count;
 } IgnoredRows;
 
-typedef enum { FAILED, UNUSABLE, PASSED } Status;
+typedef enum { FAILED, UNCOMPARED, PASSED } Status;
 
 typedef struct {
     Status status;
@@ -35,7 +35,7 @@ typedef struct {
  * Judges `got`, in which ignored batch elements are first replaced by the reference. Returns false if
  * the reference has no such batch element, or if memory is exhausted.
  */
-bool judge(Tensor *got, const Tensor *truth, const Tolerance *tolerance, IgnoredRows ignored,
+bool judge(Tensor *got, const Tensor *reference, const Tolerance *tolerance, IgnoredRows ignored,
            Verdict *verdict, Error *error);
 
 #endif

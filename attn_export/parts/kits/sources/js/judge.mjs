@@ -39,12 +39,12 @@ const OVER = { whole: 'the whole output', row: 'one row' };
  */
 export function judge(expected, outputs, { allowed, unusable, ignored_rows: ignored, limited = true }) {
   const verdict = { share: 0, problems: [], unusable: [] };
-  for (const [name, truth] of Object.entries(expected)) {
+  for (const [name, reference] of Object.entries(expected)) {
     const got = outputs[name];
-    const problem = got ? unlike(got, truth) : 'is missing';
+    const problem = got ? unlike(got, reference) : 'is missing';
     if (problem) verdict.problems.push(`${name}: ${problem}`);
     else if (Object.hasOwn(unusable, name)) verdict.unusable.push(`${name}: ${unusable[name]}`);
-    else judgeValues(verdict, name, withoutRows(got, truth, ignored), truth, allowed[name], limited);
+    else judgeValues(verdict, name, withoutRows(got, reference, ignored), reference, allowed[name], limited);
   }
   for (const name of Object.keys(outputs)) {
     if (!Object.hasOwn(expected, name)) verdict.problems.push(`unexpected output ${name}`);
@@ -69,33 +69,33 @@ export function beyondLimit(/** @type {Measures} */ allowed, /** @type {string} 
 }
 
 /** An output with the reference in the rows of the batch that are not compared. */
-function withoutRows(got, truth, rows) {
-  if (rows.length === 0 || truth.dims.length === 0) return got;
+function withoutRows(got, reference, rows) {
+  if (rows.length === 0 || reference.dims.length === 0) return got;
   const data = got.data.slice();
-  const size = data.length / truth.dims[0];
+  const size = data.length / reference.dims[0];
   for (const row of rows) {
-    data.set(truth.data.subarray(row * size, (row + 1) * size), row * size);
+    data.set(reference.data.subarray(row * size, (row + 1) * size), row * size);
   }
   return { ...got, data };
 }
 
 /** In what a tensor differs from another but its values, or "". */
-function unlike(got, truth) {
-  if (got.type !== truth.type) return `dtype is ${got.type}, expected ${truth.type}`;
-  const same = got.dims.length === truth.dims.length && got.dims.every((d, i) => d === truth.dims[i]);
-  return same ? '' : `shape is [${got.dims}], expected [${truth.dims}]`;
+function unlike(got, reference) {
+  if (got.type !== reference.type) return `dtype is ${got.type}, expected ${reference.type}`;
+  const same = got.dims.length === reference.dims.length && got.dims.every((d, i) => d === reference.dims[i]);
+  return same ? '' : `shape is [${got.dims}], expected [${reference.dims}]`;
 }
 
-function judgeValues(verdict, name, got, truth, allowed, limited) {
-  if (!isFloating(truth.type)) {
-    const wrong = places(got.data, truth.data, (r, t) => r !== t);
-    if (wrong) verdict.problems.push(`${name}: ${wrong(truth.dims)}`);
+function judgeValues(verdict, name, got, reference, allowed, limited) {
+  if (!isFloating(reference.type)) {
+    const wrong = places(got.data, reference.data, (r, t) => r !== t);
+    if (wrong) verdict.problems.push(`${name}: ${wrong(reference.dims)}`);
     return;
   }
   const r = widen(got);
-  const t = widen(truth);
-  const width = truth.dims.at(-1) ?? 1;
-  const problem = nonfiniteProblem(r, t, truth.dims) || zeroRowProblem(r, t, width, truth.dims);
+  const t = widen(reference);
+  const width = reference.dims.at(-1) ?? 1;
+  const problem = nonfiniteProblem(r, t, reference.dims) || zeroRowProblem(r, t, width, reference.dims);
   if (problem) {
     verdict.problems.push(`${name}: ${problem}`);
     return;
@@ -104,12 +104,12 @@ function judgeValues(verdict, name, got, truth, allowed, limited) {
     verdict.problems.push(`${name}: the stored test cases give no tolerance`);
     return;
   }
-  const beyond = limited ? beyondLimit(allowed, truth.type) : '';
+  const beyond = limited ? beyondLimit(allowed, reference.type) : '';
   if (beyond) {
     verdict.unusable.push(`${name}: ${beyond}`);
     return;
   }
-  if (sizeOf(truth.dims) === 0) return;
+  if (sizeOf(reference.dims) === 0) return;
   const found = measure(r, t, width);
   verdict.share = Math.max(verdict.share, found.whole / allowed.whole, found.row / allowed.row);
   for (const [part, over] of Object.entries(OVER)) {
@@ -134,19 +134,19 @@ export function measure(r, t, width) {
     if (usable(r[i], t[i])) largest = Math.max(largest, Math.abs(t[i]));
   }
   if (largest === 0) return { whole: 0, row: 0 };
-  let [allTruth, allError, row] = [0, 0, 0];
+  let [allReference, allError, row] = [0, 0, 0];
   for (let start = 0; start < t.length; start += width) {
-    let [truth, error] = [0, 0];
+    let [reference, error] = [0, 0];
     for (let i = start; i < start + width; i++) {
       if (!usable(r[i], t[i])) continue;
-      truth += (t[i] / largest) ** 2;
+      reference += (t[i] / largest) ** 2;
       error += (r[i] / largest - t[i] / largest) ** 2;
     }
-    if (truth > 0) row = Math.max(row, error / truth);
-    allTruth += truth;
+    if (reference > 0) row = Math.max(row, error / reference);
+    allReference += reference;
     allError += error;
   }
-  return { whole: Math.sqrt(allError / allTruth), row: Math.sqrt(row) };
+  return { whole: Math.sqrt(allError / allReference), row: Math.sqrt(row) };
 }
 
 const usable = (r, t) => Number.isFinite(r) && Number.isFinite(t);
@@ -172,17 +172,17 @@ function zeroRowProblem(r, t, width, dims) {
 }
 
 /** Says how many elements are wrong, and the first of them; null where none is. */
-function places(got, truth, isWrong) {
+function places(got, reference, isWrong) {
   let count = 0;
   let first = -1;
-  for (let i = 0; i < truth.length; i++) {
-    if (!isWrong(got[i], truth[i], i)) continue;
+  for (let i = 0; i < reference.length; i++) {
+    if (!isWrong(got[i], reference[i], i)) continue;
     if (count++ === 0) first = i;
   }
   if (count === 0) return null;
   return (dims) =>
-    `${count} of ${truth.length} elements, the first at [${indexOf(first, dims)}]: ` +
-    `actual ${short(got[first])}, expected ${short(truth[first])}`;
+    `${count} of ${reference.length} elements, the first at [${indexOf(first, dims)}]: ` +
+    `actual ${short(got[first])}, expected ${short(reference[first])}`;
 }
 
 const short = (x) => (typeof x === 'bigint' ? `${x}` : `${Number(x.toPrecision(6))}`);

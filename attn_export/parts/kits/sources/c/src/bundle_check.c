@@ -22,15 +22,15 @@ bool bundle_files(const char *bundle, Error *error) {
 
 /*
  * The tensors of a case of a folder, with axes as in the signature; or the inputs of a run, without
- * a folder and truths, with axes as in the graph. As one list, inputs come before true outputs.
+ * a folder and references, with axes as in the graph. As one list, inputs come before true outputs.
  */
 typedef struct {
     const char *folder;
-    const Tensor *inputs, *truths;
+    const Tensor *inputs, *references;
 } Tensors;
 
 static size_t total(const Tensors *all) {
-    return BUNDLE.input_count + (all->truths != NULL ? BUNDLE.output_count : 0);
+    return BUNDLE.input_count + (all->references != NULL ? BUNDLE.output_count : 0);
 }
 
 static const End *end_at(size_t at) {
@@ -39,7 +39,7 @@ static const End *end_at(size_t at) {
 }
 
 static const Tensor *tensor_at(const Tensors *all, size_t at) {
-    return at < BUNDLE.input_count ? &all->inputs[at] : &all->truths[at - BUNDLE.input_count];
+    return at < BUNDLE.input_count ? &all->inputs[at] : &all->references[at - BUNDLE.input_count];
 }
 
 /* Returns the axis of the signature that an axis of a tensor is. */
@@ -134,8 +134,8 @@ static bool tensors_fit(const Tensors *all, Error *error) {
     return true;
 }
 
-bool case_fits(const char *folder, const Tensor *inputs, const Tensor *truths, Error *error) {
-    return tensors_fit(&(Tensors){folder, inputs, truths}, error);
+bool case_fits(const char *folder, const Tensor *inputs, const Tensor *references, Error *error) {
+    return tensors_fit(&(Tensors){folder, inputs, references}, error);
 }
 
 bool inputs_fit(const Tensor *inputs, Error *error) {

@@ -13,7 +13,7 @@ bool bundle_path(const char *bundle, const char *name, char *path, size_t size, 
  * Checks types, ranks and sizes of a case: a fixed axis must have its size, and axes of the same
  * name must have the same size in all tensors. `folder` is the case's folder, for messages.
  */
-bool case_fits(const char *folder, const Tensor *inputs, const Tensor *truths, Error *error);
+bool case_fits(const char *folder, const Tensor *inputs, const Tensor *references, Error *error);
 
 /* Checks the same of the inputs of a run, whose axes are in the order of the graph. */
 bool inputs_fit(const Tensor *inputs, Error *error);

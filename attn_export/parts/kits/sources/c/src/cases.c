@@ -17,15 +17,15 @@ typedef struct {
 
 /* A case in memory: inputs, true outputs, and the outputs of a run. */
 typedef struct {
-    Tensor *inputs, *truths, *outputs;
+    Tensor *inputs, *references, *outputs;
     size_t output_count;
 } Loaded;
 
 static void unload(Loaded *loaded) {
     tensors_free(loaded->inputs, BUNDLE.input_count);
-    tensors_free(loaded->truths, BUNDLE.output_count);
+    tensors_free(loaded->references, BUNDLE.output_count);
     free(loaded->inputs);
-    free(loaded->truths);
+    free(loaded->references);
     free(loaded->outputs);
 }
 
@@ -40,15 +40,15 @@ static bool load(const char *bundle, const Case *one, size_t output_count, Loade
     };
     char folder[3072];
     int length = snprintf(folder, sizeof folder, "%s/golden/%s", bundle, one->folder);
-    bool read = loaded->inputs != NULL && loaded->truths != NULL && loaded->outputs != NULL;
+    bool read = loaded->inputs != NULL && loaded->references != NULL && loaded->outputs != NULL;
     if (!read) fail(error, "out of memory");
     if (length < 0 || (size_t)length >= sizeof folder) read = fail(error, "the path is too long");
     read = read &&
            tensors_read(folder, "input", BUNDLE.input_names, BUNDLE.input_count, loaded->inputs,
                         error) &&
            tensors_read(folder, "output", BUNDLE.output_names, BUNDLE.output_count,
-                        loaded->truths, error) &&
-           case_fits(folder, loaded->inputs, loaded->truths, error);
+                        loaded->references, error) &&
+           case_fits(folder, loaded->inputs, loaded->references, error);
     if (!read) unload(loaded);
     return read;
 }
@@ -78,9 +78,9 @@ static bool named_right(const Tensor *outputs, size_t count, const char *name, c
 }
 
 static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t count,
-                       const Tensor *truths, Line to) {
+                       const Tensor *references, Line to) {
     double worst = 0;
-    Verdict unusable = {PASSED, 0, ""}; /* of the first output that is not compared */
+    Verdict uncompared = {PASSED, 0, ""}; /* of the first output that is not compared */
     const char *unproven = NULL;          /* its name */
     if (!named_right(outputs, count, one->name, how, to)) return false;
     for (size_t i = 0; i < BUNDLE.output_count; i++) {
@@ -89,18 +89,18 @@ static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t
         if (got == NULL) return say_failed(to, one->name, how, output, "it is missing");
         Verdict verdict;
         Error error;
-        if (!judge(got, &truths[i], &one->tolerances[i], one->ignored, &verdict, &error)) {
+        if (!judge(got, &references[i], &one->tolerances[i], one->ignored, &verdict, &error)) {
             return say_failed(to, one->name, how, output, error.text);
         }
         if (verdict.status == FAILED) return say_failed(to, one->name, how, output, verdict.why);
         if (verdict.share > worst) worst = verdict.share;
-        if (verdict.status == UNUSABLE && unproven == NULL) {
-            unusable = verdict;
+        if (verdict.status == UNCOMPARED && unproven == NULL) {
+            uncompared = verdict;
             unproven = output;
         }
     }
     if (unproven != NULL) {
-        write_line(to.text, to.size, "not-compared %.200s%s  %.200s: %s", one->name, how, unproven, unusable.why);
+        write_line(to.text, to.size, "not-compared %.200s%s  %.200s: %s", one->name, how, unproven, uncompared.why);
         return false;
     }
     write_line(to.text, to.size, "ok   %.200s%s  %.3f of tolerance", one->name, how, worst);
@@ -114,7 +114,7 @@ static bool passes(const Graphs *graphs, const Case *one, Loaded *loaded, Line t
         return say_failed(to, one->name, "", "", error.text);
     }
     bool passed = from_graph(loaded->outputs, loaded->output_count, &error)
-                      ? judge_case(one, "", loaded->outputs, loaded->output_count, loaded->truths, to)
+                      ? judge_case(one, "", loaded->outputs, loaded->output_count, loaded->references, to)
                       : say_failed(to, one->name, "", "", error.text);
     tensors_free(loaded->outputs, loaded->output_count);
     return passed;
@@ -124,10 +124,10 @@ static bool passes_token_by_token(const Graphs *graphs, const Case *one, Loaded 
                                   Line to) {
     const char *how = " token by token";
     Error error;
-    if (!replay(graphs, loaded->inputs, loaded->truths, loaded->outputs, &error)) {
+    if (!replay(graphs, loaded->inputs, loaded->references, loaded->outputs, &error)) {
         return say_failed(to, one->name, how, "", error.text);
     }
-    bool passed = judge_case(one, how, loaded->outputs, BUNDLE.output_count, loaded->truths, to);
+    bool passed = judge_case(one, how, loaded->outputs, BUNDLE.output_count, loaded->references, to);
     tensors_free(loaded->outputs, BUNDLE.output_count);
     return passed;
 }

@@ -144,7 +144,7 @@ static bool take_steps(const Graphs *graphs, const Tensor *inputs, Tensor *step,
     return true;
 }
 
-bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
+bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *references, Tensor *wholes,
             Error *error) {
     Tensor *step = calloc(BUNDLE.input_count, sizeof *step);
     Tensor *outputs = calloc(model_output_count(graphs->any) + 1, sizeof *outputs);
@@ -152,8 +152,8 @@ bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *truths, Te
     if (!replayed) fail(error, "out of memory");
     for (size_t i = 0; i < BUNDLE.output_count; i++) wholes[i] = (Tensor){0};
     for (size_t i = 0; replayed && i < BUNDLE.output_count; i++) {
-        const Tensor *truth = &truths[i];
-        replayed = tensor_new(truth->name, truth->dtype, truth->rank, truth->dims, &wholes[i], error);
+        const Tensor *reference = &references[i];
+        replayed = tensor_new(reference->name, reference->dtype, reference->rank, reference->dims, &wholes[i], error);
     }
     replayed = replayed && take_steps(graphs, inputs, step, outputs, wholes, error) &&
                from_graph(wholes, BUNDLE.output_count, error);

@@ -6,10 +6,10 @@
 
 /*
  * Fills `wholes`, one tensor per output of the bundle, with the results of all steps. `inputs` are
- * those of the whole case; `truths` are its true outputs, of which only shapes are used. Both must
+ * those of the whole case; `references` are its true outputs, of which only shapes are used. Both must
  * match the signature.
  */
-bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
+bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *references, Tensor *wholes,
             Error *error);
 
 #endif

@@ -31,16 +31,16 @@ class Case:
         name: The name of the case.
         inputs: The inputs by name.
         expected: The true outputs by name.
-        allowed: For each output the errors allowed; None: it must be equal.
-        unusable: The reason, for each output that is not compared.
+        tolerance: For each output the tolerance; None: it must be equal.
+        uncompared: The reason, for each output that is not compared.
         ignored_rows: Batch elements that are not compared.
     """
 
     name: str
     inputs: Mapping[str, np.ndarray]
     expected: Mapping[str, np.ndarray]
-    allowed: Mapping[str, Measures | None]
-    unusable: Mapping[str, str]
+    tolerance: Mapping[str, Measures | None]
+    uncompared: Mapping[str, str]
     ignored_rows: Sequence[int]
 
 
@@ -66,7 +66,7 @@ def cases(bundle: Path) -> Iterator[Case]:
 
 
 def _case(golden: Path, entry: Mapping[str, Any]) -> Case:
-    name, unusable = _text(entry["name"]), dict(entry["unusable"])
+    name, uncompared = _text(entry["name"]), dict(entry["unusable"])
     if not FOLDER.fullmatch(entry["folder"]):
         raise ValueError(f"golden/index.json puts {name[:60]} into {entry['folder'][:60]!r}")
     folder = golden / entry["folder"]
@@ -75,16 +75,16 @@ def _case(golden: Path, entry: Mapping[str, Any]) -> Case:
     )
     _check_sizes(folder, {**inputs, **expected})
     errors = entry["rounded" if ROUNDS_INPUTS else "allowed"]
-    allowed = {output: _errors(errors[output]) for output in expected}
+    tolerance = {output: _errors(errors[output]) for output in expected}
     if not isinstance(entry["ignored_rows"], list):
         raise TypeError("ignored_rows is no list")
     rows = [operator.index(row) for row in entry["ignored_rows"]]
-    for output, truth in expected.items():
+    for output, reference in expected.items():
         # Negative numbers must be refused, because numpy would count them from the end.
-        if truth.ndim and not all(0 <= row < len(truth) for row in rows):
+        if reference.ndim and not all(0 <= row < len(reference) for row in rows):
             raise ValueError(f"{name[:60]} ignores rows that {output[:60]} does not have")
-    unusable = {output: _text(why) for output, why in unusable.items()}
-    return Case(name, inputs, expected, allowed, unusable, rows)
+    uncompared = {output: _text(why) for output, why in uncompared.items()}
+    return Case(name, inputs, expected, tolerance, uncompared, rows)
 
 
 def _text(value: object) -> str:
@@ -130,10 +130,10 @@ def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         )
 
 
-def _errors(allowed: Mapping[str, float] | None) -> Measures | None:
-    if allowed is None:
+def _errors(tolerance: Mapping[str, float] | None) -> Measures | None:
+    if tolerance is None:
         return None
-    errors = Measures(allowed["whole"], allowed["row"])
+    errors = Measures(tolerance["whole"], tolerance["row"])
     if errors.whole <= 0 or errors.row <= 0:
         raise ValueError(f"errors of {errors.whole} and {errors.row} are allowed")
     return errors

@@ -70,13 +70,13 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
     worst = 0.0
     for output in set(outputs) - set(case.expected):
         messages["failed"].append(f"unexpected output {output}")
-    for output, truth in case.expected.items():
+    for output, reference in case.expected.items():
         if output in outputs:
             found = judge_array(
                 outputs[output],
-                truth,
-                case.allowed[output],
-                case.unusable.get(output),
+                reference,
+                case.tolerance[output],
+                case.uncompared.get(output),
                 case.ignored_rows,
                 has_limit=not ROUNDS_INPUTS,
             )

@@ -1,4 +1,4 @@
-"""Error allowed for an output, from eager's error and the errors of runs with random rounding."""
+"""Tolerance of an output, from eager's error and the errors of runs with random rounding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attn_export.cases.draw import generator
 from attn_export.cases.input_patterns import FUTURE, VALUES
 from attn_export.interface import Shape
 from attn_export.measures import EPS_FLOAT32, Measures, eps, fill_ignored_rows, measure, zero_rows
+from attn_export.reference.non_finite import determined_rows
 from attn_export.results import Arrays, Case, Golden
-from attn_export.rule import EAGER, FLOOR, beyond_limit, largest_allowed
-from attn_export.schema import Allowed
+from attn_export.rule import EAGER, FLOOR, beyond_limit, largest_tolerance
+from attn_export.schema import Tolerance
 from attn_export.tensorfile import is_floating
-from attn_export.truth.non_finite import determined_rows
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
@@ -62,38 +62,38 @@ def run_count(outputs: Arrays, contents: Collection[str]) -> tuple[int, int]:
 
 
 def build_golden(
-    case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
+    case: Case, eager: Arrays, reference: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
     exactly: Collection[str] = (), is_narrower: bool = False,
-    truth_of: Callable[[Arrays], Arrays] | None = None, noise: dict[str, Measures] | None = None,
+    recompute: Callable[[Arrays], Arrays] | None = None, noise: dict[str, Measures] | None = None,
 ) -> Golden:  # fmt: skip
-    """Return a case with its truth and the error allowed for each output.
+    """Return a case with its reference and the tolerance for each output.
 
-    `truth`: The float64 outputs.
+    `reference`: The float64 outputs.
     `runs`: The float64 outputs of runs with random rounding.
     `in_float32`: Whether the graph computes in float32 and only rounds its outputs to a narrower
     type. This does not hold for a decode, which reads keys that were rounded before.
     `exactly`: The names of outputs in a type narrower than float32 that must be equal to the
-    rounded truth, except where the runs differ from it. The eps of float32 applies to them instead
-    of the eps of their own type.
-    `truth_of`: Computes the truth of other inputs, if NaN and Inf in inputs of the case determine
-    those in outputs. Default: batch elements that have them are not compared.
+    rounded reference, except where the runs differ from it. The eps of float32 applies to them
+    instead of the eps of their own type.
+    `recompute`: Computes the reference of other inputs, if NaN and Inf in inputs of the case
+    determine those in outputs. Default: batch elements that have them are not compared.
     `noise`: The errors of runs with random rounding, by output. Those of `runs` are written there;
     without runs, those of a case of nearly the same sizes are read.
     """
     noise = {} if noise is None else noise
-    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
+    expected = {name: narrow(t, eager[name].dtype) for name, t in reference.items()}
     determined = case.judged_rows
     # In narrower graphs an infinity of the narrower type may come first.
-    if truth_of is not None and case.ignored_rows and not determined and not is_narrower:
-        determined = determined_rows(case, (expected, truth, eager, *runs), truth_of)
-    allowed: dict[str, Allowed | None] = {}
-    unusable: dict[str, str] = {}
-    for name, t in truth.items():
-        # Batch elements that are not compared must not affect the allowed error.
+    if recompute is not None and case.ignored_rows and not determined and not is_narrower:
+        determined = determined_rows(case, (expected, reference, eager, *runs), recompute)
+    tolerance: dict[str, Tolerance | None] = {}
+    uncompared: dict[str, str] = {}
+    for name, t in reference.items():
+        # Batch elements that are not compared must not affect the tolerance.
         ignored = case.ignored_rows, determined.get(name, ())
         e = fill_ignored_rows(eager[name], expected[name], *ignored)
         if not is_floating(e.dtype):
-            allowed[name] = None
+            tolerance[name] = None
             continue
         # Rows that are 0 in the output's type must be 0, and have no relative error.
         t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
@@ -103,7 +103,7 @@ def build_golden(
         only_outputs = in_float32 and eps(e.dtype) > EPS_FLOAT32
         if runs:
             noise[name] = _noise(t, expected[name], rounded, only_outputs=only_outputs)
-        error = _allowed_error(
+        error = _tolerance(
             t, e, expected[name], noise[name], only_outputs=only_outputs, least=least
         )
         if is_narrower:
@@ -112,26 +112,28 @@ def build_golden(
             reason = "the PyTorch module gives NaN or Inf where the float64 reference is finite"
         else:
             reason = beyond_limit(error.whole, error.row, e.dtype)
-        allowed[name] = error
+        tolerance[name] = error
         if reason:
-            unusable[name] = reason
-    return Golden(case, expected, eager, allowed, unusable, determined=determined)
+            uncompared[name] = reason
+    return Golden(case, expected, eager, tolerance, uncompared, determined=determined)
 
 
 def budgeted_golden(
-    case: Case, eager: Arrays, truth: Arrays, budgets: tuple[Budget, ...]
+    case: Case, eager: Arrays, reference: Arrays, budgets: tuple[Budget, ...]
 ) -> Golden:
-    """Return a case with its truth, which allows any error: budgets alone judge it."""
-    expected = {name: narrow(t, eager[name].dtype) for name, t in truth.items()}
-    any_error = Allowed(math.inf, math.inf)
-    allowed = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
-    return Golden(case, expected, eager, allowed, {}, determined=case.judged_rows, budgets=budgets)
+    """Return a case with its reference, which allows any error: budgets alone judge it."""
+    expected = {name: narrow(t, eager[name].dtype) for name, t in reference.items()}
+    any_error = Tolerance(math.inf, math.inf)
+    tolerance = {n: any_error if is_floating(t.dtype) else None for n, t in expected.items()}
+    return Golden(
+        case, expected, eager, tolerance, {}, determined=case.judged_rows, budgets=budgets
+    )
 
 
 def _noise(
     t: np.ndarray, expected: np.ndarray, runs: Sequence[np.ndarray], *, only_outputs: bool
 ) -> Measures:
-    """Return the error of random rounding in one output: `expected` is the truth `t` in its type.
+    """Return the error of random rounding in one output: `expected` is `t` in its type.
 
     `only_outputs`: Whether the graph computes in float32 and only rounds its outputs to the type.
     """
@@ -141,22 +143,22 @@ def _noise(
     return _expected_error([_measure_run(run, right) for run in runs])
 
 
-def _allowed_error(
+def _tolerance(
     t: np.ndarray, e: np.ndarray, expected: np.ndarray, noise: Measures, *, only_outputs: bool,
     least: float,
-) -> Allowed:  # fmt: skip
-    """Return the error allowed for one output: `expected` is the truth `t` in the type of `e`.
+) -> Tolerance:  # fmt: skip
+    """Return the tolerance for one output: `expected` is `t` in the type of `e`.
 
     `least` is the least relative error, unless only outputs are rounded.
     """
     eager_error = Measures(0.0, 0.0)
     if only_outputs:
-        # Most elements are the rounded truth, and a few the number next to it.
+        # Most elements are the rounded reference, and a few the number next to it.
         floor = _one_step(expected)
     else:
         floor, eager_error = Measures(least, least), measure(e, t)
     safety = _SAFETY.get(e.dtype, _USUAL_SAFETY)
-    return Allowed(
+    return Tolerance(
         max(safety * noise.whole, EAGER * eager_error.whole, FLOOR * floor.whole),
         max(safety * noise.row, EAGER * eager_error.row, FLOOR * floor.row),
     )
@@ -167,21 +169,21 @@ def _last_elements(array: np.ndarray, runs: Sequence[np.ndarray]) -> np.ndarray:
     return array[len(array) - len(runs[0]) :] if array.ndim and runs else array
 
 
-def _within_limit(error: Allowed, dtype: np.dtype) -> Allowed:
-    """Lower an allowed error to the limit of the output's type, if the error of the runs is within.
+def _within_limit(error: Tolerance, dtype: np.dtype) -> Tolerance:
+    """Lower a tolerance to the limit of the output's type, if the error of the runs is within.
 
     Right outputs have no larger errors than the runs.
     """
-    limit = largest_allowed(dtype)
+    limit = largest_tolerance(dtype)
     pairs = ((error.whole, limit.whole), (error.row, limit.row))
-    return Allowed(*(min(e, most) if e <= _USUAL_SAFETY * most else e for e, most in pairs))
+    return Tolerance(*(min(e, most) if e <= _USUAL_SAFETY * most else e for e, most in pairs))
 
 
-def _measure_run(run: np.ndarray, truth: np.ndarray) -> Measures:
-    """Return the measures of a run; infinity if the run is not finite where the truth is."""
-    if bool((np.isfinite(truth) & ~np.isfinite(run)).any()):
+def _measure_run(run: np.ndarray, reference: np.ndarray) -> Measures:
+    """Return the measures of a run; infinity if the run is not finite where the reference is."""
+    if bool((np.isfinite(reference) & ~np.isfinite(run)).any()):
         return Measures(math.inf, math.inf)
-    return measure(run, truth)
+    return measure(run, reference)
 
 
 def _expected_error(runs: Sequence[Measures]) -> Measures:
@@ -232,8 +234,8 @@ def _have_short_rows(output_shapes: Mapping[str, Shape]) -> bool:
     return any(shape[-1] in _SHORT for shape in output_shapes.values() if shape)
 
 
-class TruthSource(abc.ABC):
-    """Base class of sources of the truth of cases: a module or a graph.
+class BaseOracle(abc.ABC):
+    """Base class of what computes the reference of cases: from a module or a graph.
 
     Attributes:
         is_narrower: Whether the runs with random rounding round to a narrower type than the
@@ -248,7 +250,7 @@ class TruthSource(abc.ABC):
 
     @abc.abstractmethod
     def golden(self, case: Case) -> Golden:
-        """Return a case with its truth, eager's outputs, and the error allowed for each."""
+        """Return a case with its reference, eager's outputs, and the tolerance for each."""
 
     def goldens(self, cases: Sequence[Case], _: Callable[[str], None]) -> Iterator[Golden]:
         """Yield each case as `golden` returns it.
@@ -258,12 +260,12 @@ class TruthSource(abc.ABC):
         return map(self.golden, cases)
 
     @abc.abstractmethod
-    def truth(self, inputs: Arrays) -> Arrays:
+    def reference(self, inputs: Arrays) -> Arrays:
         """Return the outputs of the float64 run."""
 
-    def truths(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+    def references(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of several float64 runs."""
-        return [self.truth(each) for each in inputs]
+        return [self.reference(each) for each in inputs]
 
     @abc.abstractmethod
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -275,14 +277,14 @@ class TruthSource(abc.ABC):
 
     @abc.abstractmethod
     def move_off_ties(self, case: Case) -> Case | None:
-        """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
+        """Return the case, moved away from rounding ties if it can be; None if it cannot."""
 
     def computable(self, cases: Sequence[Case]) -> tuple[Sequence[Case], tuple[str, ...]]:
-        """Return the cases whose truth can be computed, and notes on the others."""
+        """Return the cases whose reference can be computed, and notes on the others."""
         return cases, ()
 
     def notes(self, case: Case) -> tuple[str, ...]:  # noqa: ARG002 (of a module)
-        """Return notes on the truth for the reader of a report, as seen in a case."""
+        """Return notes on the reference for the reader of a report, as seen in a case."""
         return ()
 
     def layers(self, _: Path, __: Case, ___: TensorNames) -> tuple[Sequence[LayerError], str]:
@@ -304,7 +306,7 @@ class TruthSource(abc.ABC):
         return _have_short_rows(self.output_shapes())
 
     def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed until it can be judged.
+        """Return a case with its reference, its inputs changed until it can be judged.
 
         Large inputs may overflow in some modules, or amplify rounding errors until no output can
         fail: they are scaled down. If a row of few elements nearly vanishes, or if values are
@@ -316,7 +318,8 @@ class TruthSource(abc.ABC):
 
         golden = golden_of(case)
         for power in range(1, _MOST_CHANGES + 1):
-            if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
+            tied, uncompared = golden.tied.keys(), golden.uncompared.keys()
+            if not (tied | uncompared) or tied & uncompared:
                 break  # the case can be judged, or it ranks values that are exactly equal
             if golden.tied or (not case.contents and self.has_short_rows()):
                 golden = golden_of(_with_random_signs(case, power))

@@ -1,4 +1,4 @@
-"""The truth of a graph without a module, where it decides without its inputs."""
+"""The reference of a graph without a module, where it decides without its inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from onnx import numpy_helper
 from attn_export.cases.draw import generator
 from attn_export.float64.evaluate import Evaluation
 from attn_export.judge.judge import judge
+from attn_export.reference.graph_oracle import GraphOracle
 from attn_export.results import Case
-from attn_export.truth.graph_oracle import GraphOracle
 
 BUCKETS = """
 <ir_version: 10, opset_import: ["" : 18]>
@@ -81,7 +81,7 @@ def test_distances_on_the_boundary_of_buckets_are_evidence(decide: dict[str, str
     graph = buckets(decide)
     oracle = GraphOracle(graph, "the graph", np.dtype(np.float32), {"y": ("b", "l", 8)})
     golden = oracle.golden(Case("one", "shape", {}, {"x": x}, ""))
-    assert not golden.unusable
+    assert not golden.uncompared
 
     def statuses(graph: Evaluation) -> list[str]:
         rounded = graph.rounded_values({"x": x}, np.dtype(np.float32))
@@ -106,7 +106,7 @@ def test_elements_are_gathered_by_indices_of_a_smaller_shape(axis: int):
 
 
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
-def test_a_product_with_a_scalar_which_only_numpy_takes_has_a_truth(operator: str):
+def test_a_product_with_a_scalar_which_only_numpy_takes_has_a_reference(operator: str):
     text = f"""
     <ir_version: 10, opset_import: ["" : 18]>
     g (float[] x) => (float[2, 2] y) <float[2, 2] w = {{1.0, 2.0, 3.0, 4.0}}>

@@ -1,7 +1,7 @@
-"""Truth and allowed error of a graph without a module, from float64 runs of the graph itself.
+"""Reference and tolerance of a graph without a module, from float64 runs of the graph itself.
 
-The rule is that of modules (`truth/oracle.py`), and the same operations round at random. Eager's
-outputs are replaced by those of a run that rounds each value to the graph's own type.
+The rule is that of modules (`reference/oracle.py`), and the same operations round at random.
+Eager's outputs are replaced by those of a run that rounds each value to the graph's own type.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from attn_export.float64.evaluate import Evaluation, NotComputedError, Values, i
 from attn_export.graph.requirements import EXACT
 from attn_export.interface import Shape
 from attn_export.measures import EPS_FLOAT32, eps
+from attn_export.reference.operations import threads
+from attn_export.reference.rounding import RandomRounding
+from attn_export.reference.tolerance import BaseOracle, build_golden, run_count
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
-from attn_export.truth.allowed import TruthSource, build_golden, run_count
-from attn_export.truth.operations import threads
-from attn_export.truth.rounding import RandomRounding
 
 CHOOSING = frozenset({
     "ArgMax", "ArgMin", "Cast", "DynamicQuantizeLinear", "MaxPool", "QuantizeLinear", "ReduceMax",
@@ -41,7 +41,7 @@ DECIDING = frozenset({"Ceil", "Floor", "Mod", "Round", "Sign"})
 _ATTENTIONS = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention"})
 
 
-class GraphOracle(TruthSource):
+class GraphOracle(BaseOracle):
     """Source of the expected outputs of a graph.
 
     `evaluation`: The float64 evaluation of the graph.
@@ -82,7 +82,7 @@ class GraphOracle(TruthSource):
         note = f"left out, since {self._name} does not take them: {first_few(left_out)}"
         return computed, (note,)
 
-    def truth(self, inputs: Arrays) -> Arrays:
+    def reference(self, inputs: Arrays) -> Arrays:
         """Return the outputs of the float64 run."""
         return self._evaluation.outputs_of(self._evaluation.values(inputs))
 
@@ -97,7 +97,7 @@ class GraphOracle(TruthSource):
         }
 
     def golden(self, case: Case) -> Golden:
-        """Return the case with its truth, the graph's own outputs, and the error allowed."""
+        """Return the case with its reference, the graph's own outputs, and the tolerance."""
         evaluation = self._evaluation
         rounded = evaluation.rounded_values(case.inputs, self._dtype)
         eager = self._narrowed(rounded)
@@ -107,7 +107,7 @@ class GraphOracle(TruthSource):
             computed = evaluation.compute_node(node, values)
             return {name: decided.get(name, array) for name, array in computed.items()}
 
-        def truth_of(inputs: Arrays) -> Arrays:
+        def recompute(inputs: Arrays) -> Arrays:
             return evaluation.outputs_at(inputs, compute)
 
         _, count = run_count(eager, case.contents)
@@ -115,8 +115,8 @@ class GraphOracle(TruthSource):
         # For NaN, such an operator has no defined result.
         chooses = any(node.op_type in CHOOSING for node in self._evaluation.nodes)
         return build_golden(
-            case, eager, truth_of(case.inputs), runs, in_float32=self._in_float32,
-            is_narrower=self.is_narrower, truth_of=None if chooses else truth_of,
+            case, eager, recompute(case.inputs), runs, in_float32=self._in_float32,
+            is_narrower=self.is_narrower, recompute=None if chooses else recompute,
         )  # fmt: skip
 
     def _decisions(self, inputs: Arrays, rounded: Values) -> dict[str, np.ndarray]:

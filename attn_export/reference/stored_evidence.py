@@ -21,12 +21,12 @@ from attn_export.cases.draw import seed_of
 from attn_export.errors import counted
 from attn_export.measures import judged_rows
 from attn_export.results import BASE, CHANGED, Detail
-from attn_export.schema import Allowed, CaseEntry, GoldenIndex
+from attn_export.schema import CaseEntry, GoldenIndex, Tolerance
 from attn_export.seeded_tensors import write_seed
 from attn_export.tensorfile import SEED, is_floating, read_tensor, read_tensors, write_tensors
 
 MOST_BYTES = 2**25
-"""The largest size of the truths of all graphs of a model, in bytes."""
+"""The largest size of the references of all graphs of a model, in bytes."""
 
 _POSITIONS = 9
 """The most positions of a batch element: the last, the first, and between them."""
@@ -205,13 +205,13 @@ def _store(
         ignored_rows=tuple(range(max(len(a) for a in arrays.values() if a.ndim))),
         determined={name: tuple(rows) for name, rows in determined.items() if len(rows)},
         # The error of some rows together may be that of the worst one.
-        allowed=_by_row(entry.allowed), rounded=_by_row(entry.rounded),
+        tolerance=_by_row(entry.tolerance), rounded=_by_row(entry.rounded),
     )  # fmt: skip
 
 
-def _by_row(errors: Mapping[str, Allowed | None]) -> dict[str, Allowed | None]:
+def _by_row(errors: Mapping[str, Tolerance | None]) -> dict[str, Tolerance | None]:
     return {
-        name: Allowed(max(each.whole, each.row), each.row) if each else None
+        name: Tolerance(max(each.whole, each.row), each.row) if each else None
         for name, each in errors.items()
     }
 

@@ -1,4 +1,4 @@
-"""Notes on the truth of a user's module, for the reader of a report."""
+"""Notes on the reference of a user's module, for the reader of a report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attn_export.errors import first_few
 from attn_export.export.subject import Subject
 from attn_export.interface import BATCH, Shape
 from attn_export.measures import eps, measure
+from attn_export.reference.float64_mode import ComputeInFloat64
+from attn_export.reference.tolerance import BaseOracle
 from attn_export.results import Case
 from attn_export.rule import EAGER
 from attn_export.source_location import is_user_file, show
 from attn_export.tensorfile import is_floating
-from attn_export.truth.allowed import TruthSource
-from attn_export.truth.float64_mode import ComputeInFloat64
 
 # -- calls by which a module tests whether it is being exported or compiled ---------------------
 
@@ -54,29 +54,29 @@ def _find_export_tests(run: Callable[[], Any]) -> list[str]:
     return list(calls)
 
 
-# -- notes for the reader of a report on the truth of a user's module ---------------------------
+# -- notes for the reader of a report on the reference of a user's module -------------------------
 
 STEP = 2.0**-22
-"""The relative change of inputs that measures the precision of the truth: twice eps of float32."""
+"""The relative change of inputs by which precision is measured: twice eps of float32."""
 
 POOR = 1e-9
-"""The relative error of the truth above which there is a note."""
+"""The relative error of the reference above which there is a note."""
 
 FAR = 256
-"""The distance of a module from its truth above which there is a note, in units of eps."""
+"""The distance of a module from its reference above which there is a note, in units of eps."""
 
 
-def truth_notes(oracle: TruthSource, subject: Subject, case: Case) -> tuple[str, ...]:
-    """Return notes on the truth of a module, as seen in a case."""
+def reference_notes(oracle: BaseOracle, subject: Subject, case: Case) -> tuple[str, ...]:
+    """Return notes on the reference of a module, as seen in a case."""
     return (
         *subject.operators.notes(),
-        *_far_from_truth(oracle, case),
+        *_far_from_reference(oracle, case),
         *_mixing_notes(oracle, subject, case),
     )
 
 
 def code_notes(
-    oracle: TruthSource, widening: ComputeInFloat64 | None, case: Case
+    oracle: BaseOracle, widening: ComputeInFloat64 | None, case: Case
 ) -> tuple[str, ...]:
     """Return notes on what the code of a module asks for, which concern its author.
 
@@ -94,7 +94,7 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
     return (f"fixed axes were not varied: {shown}",) if fixed else ()
 
 
-def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator[str]:
+def _mixing_notes(oracle: BaseOracle, subject: Subject, case: Case) -> Iterator[str]:
     """Yield a note if the elements of a batch depend on one another.
 
     An axis that the user calls ``batch`` counts as one here, whatever it does.
@@ -110,7 +110,7 @@ def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator
         array = other[name] = case.inputs[name].copy()
         # Infinite elements belong to a mask.
         array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
-    before, (after,) = oracle.truth(case.inputs), oracle.truths([other])
+    before, (after,) = oracle.reference(case.inputs), oracle.references([other])
     for name, t in before.items():
         batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
         if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
@@ -121,7 +121,7 @@ def _mixing_notes(oracle: TruthSource, subject: Subject, case: Case) -> Iterator
             return
 
 
-def _export_notes(oracle: TruthSource, case: Case) -> Iterator[str]:
+def _export_notes(oracle: BaseOracle, case: Case) -> Iterator[str]:
     """Yield a note if the module tests whether it is being exported."""
     # In a dict of their own, as outputs may be known by the inputs.
     calls = _find_export_tests(lambda: oracle.eager(dict(case.inputs)))
@@ -132,11 +132,11 @@ def _export_notes(oracle: TruthSource, case: Case) -> Iterator[str]:
         )
 
 
-def _far_from_truth(oracle: TruthSource, case: Case) -> Iterator[str]:
-    eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
+def _far_from_reference(oracle: BaseOracle, case: Case) -> Iterator[str]:
+    eager, reference = oracle.eager(case.inputs), oracle.reference(case.inputs)
     for name, e in eager.items():
         if is_floating(e.dtype):
-            off = measure(e, truth[name]).whole
+            off = measure(e, reference[name]).whole
             if off > FAR * eps(e.dtype):
                 yield (
                     f"{name} of the PyTorch module is itself {off:.0e} from the float64 reference, "
@@ -146,7 +146,7 @@ def _far_from_truth(oracle: TruthSource, case: Case) -> Iterator[str]:
 
 
 def _precision_notes(
-    oracle: TruthSource, widening: ComputeInFloat64 | None, case: Case
+    oracle: BaseOracle, widening: ComputeInFloat64 | None, case: Case
 ) -> Iterator[str]:
     error = precision(oracle, case)
     lines = [line for line in widening.lines if line] if widening else []
@@ -160,8 +160,8 @@ def _precision_notes(
         yield f"the float64 reference is itself accurate to {error_text} only"
 
 
-def precision(oracle: TruthSource, case: Case) -> float:
-    """Return an estimate of the relative L2 error of the truth itself.
+def precision(oracle: BaseOracle, case: Case) -> float:
+    """Return an estimate of the relative L2 error of the reference itself.
 
     For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
     δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type
@@ -178,8 +178,8 @@ def precision(oracle: TruthSource, case: Case) -> float:
         moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
         return {**x, **moved}
 
-    before, after = oracle.truths([moved(-1), moved(1)])
-    at = oracle.truth(case.inputs)
+    before, after = oracle.references([moved(-1), moved(1)])
+    at = oracle.reference(case.inputs)
     errors = [
         measure((before[name] + after[name]) / 2, t).whole
         for name, t in at.items()

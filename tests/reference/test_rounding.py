@@ -12,12 +12,12 @@ from attn_export import Subject
 from attn_export.cases.draw import generator
 from attn_export.judge.judge import judge
 from attn_export.measures import measure
+from attn_export.reference.decisions import Decisions
+from attn_export.reference.operations import RoundingRecorder
+from attn_export.reference.oracle import Oracle
+from attn_export.reference.rounding import RandomRounding
+from attn_export.reference.tolerance import run_count
 from attn_export.results import Case
-from attn_export.truth.allowed import run_count
-from attn_export.truth.decisions import Decisions
-from attn_export.truth.operations import RoundingRecorder
-from attn_export.truth.oracle import Oracle
-from attn_export.truth.rounding import RandomRounding
 
 EPS = float(np.finfo(np.float32).eps)
 F32 = np.float32
@@ -286,15 +286,15 @@ def test_one_row_with_most_of_the_error_raises_no_false_alarm():
     limits = []
     for number in range(100):  # the name seeds the runs that decide what is allowed
         case = Case(f"case {number}", "shape", {}, inputs, "", contents=("sharp",))
-        allowed = oracle.golden(case).allowed["y"]
-        assert allowed is not None
-        limits.append(allowed.row)
-    truth, errors = oracle.truth(inputs)["y"], []
+        tolerance = oracle.golden(case).tolerance["y"]
+        assert tolerance is not None
+        limits.append(tolerance.row)
+    reference, errors = oracle.reference(inputs)["y"], []
     for seed in range(1000):
         with RandomRounding(EPS, EPS, seed):
             right = module(torch.from_numpy(query).double())
-        errors.append(measure(right.numpy(), truth).row)
-    others = measure(np.delete(right.numpy(), 0, 0), np.delete(truth, 0, 0)).row
+        errors.append(measure(right.numpy(), reference).row)
+    others = measure(np.delete(right.numpy(), 0, 0), np.delete(reference, 0, 0)).row
     assert others < 0.05 * np.median(errors)
     alarms = np.subtract.outer(errors, limits) > 0
     assert alarms.mean() < 1e-5
@@ -395,7 +395,7 @@ class Steps(nn.Module):
         return (x @ x.mT / 3 + 3 * far).softmax(-1) @ x
 
 
-def test_the_truth_decides_as_the_module_where_float64_would_not():
+def test_the_reference_decides_as_the_module_where_float64_would_not():
     assert 0.29 * 100 < 29
     assert np.float32(0.29) * np.float32(100) == 29
     x = torch.from_numpy(drawn(2, 102, 8))
@@ -413,7 +413,7 @@ def test_distances_on_the_boundary_of_buckets_are_evidence():
         {"x": {0: "batch", 1: "query_len"}}, ["y"],
     )  # fmt: skip
     golden = Oracle(subject).golden(Case("one", "shape", {}, inputs, ""))
-    assert not golden.unusable
+    assert not golden.uncompared
     for wrong in (Buckets(buckets=20), Buckets(longest=100), Buckets(shift=1), Buckets(shift=-1)):
         with torch.no_grad():
             outputs = {"y": wrong(torch.from_numpy(inputs["x"])).numpy()}

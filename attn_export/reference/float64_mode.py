@@ -1,7 +1,7 @@
-"""Float64 truth of modules that use float32 internally, or have large weights.
+"""Float64 reference of modules that use float32 internally, or have large weights.
 
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
-such a module is exact to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
+such a module is exact to 1e-7 only, which is no reference for float32. Within `ComputeInFloat64`
 every operation computes in float64, and the lines that request less are recorded. Large weights
 are not copied in float64, which would take twice their memory: each operation widens those that it
 reads.
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from attn_export.attention.positions import NARROW
 from attn_export.export.module_state import copy_module
+from attn_export.reference.operations import OperationMode, is_view, name_of
 from attn_export.results import Arrays
 from attn_export.tensorfile import to_float64
-from attn_export.truth.operations import OperationMode, is_view, name_of
 
 # -- large weights in float64 runs ---------------------------------------------------------------
 
@@ -63,7 +63,7 @@ def widened_block(weight: Tensor, block: slice) -> Tensor:
     return weight[:, block].to(torch.float64, copy=True)
 
 
-# -- float64 truth of modules that use float32 internally ---------------------------------------
+# -- float64 reference of modules that use float32 internally -------------------------------------
 
 
 class ComputeInFloat64(OperationMode):

@@ -21,11 +21,11 @@ from attn_export.bundle.golden import (
 from attn_export.cases.draw import generator
 from attn_export.errors import BundleError
 from attn_export.judge.judge import judge
+from attn_export.reference.stored_evidence import reduce_evidence, reduce_if_large, seed_words
 from attn_export.results import BASE, Case, Golden
-from attn_export.schema import Allowed
-from attn_export.truth.stored_evidence import reduce_evidence, reduce_if_large, seed_words
+from attn_export.schema import Tolerance
 
-ALLOWED = Allowed(1e-6, 1e-5)
+TOLERANCE = Tolerance(1e-6, 1e-5)
 
 
 def golden(name: str, length: int) -> Golden:
@@ -44,8 +44,8 @@ def golden(name: str, length: int) -> Golden:
         ignored_rows=(1,),
     )  # fmt: skip
     expected = {"logits": logits, "present": present, "window": np.array(8)}
-    allowed = {"logits": ALLOWED, "present": ALLOWED, "window": None}
-    return Golden(case, expected, expected, allowed, {}, determined=judged)
+    tolerance = {"logits": TOLERANCE, "present": TOLERANCE, "window": None}
+    return Golden(case, expected, expected, tolerance, {}, determined=judged)
 
 
 GOLDENS = [golden("long", 40), golden(BASE, 9), golden("short", 3)]
@@ -105,7 +105,7 @@ def test_a_wrong_row_fails_unless_it_is_padding(row, status, folder):
     assert found == {"logits": status, "present": "passed", "window": "passed"}
 
 
-def test_right_rows_with_most_of_the_error_allowed_pass_alone(folder):
+def test_right_rows_with_most_of_the_tolerance_pass_alone(folder):
     reduce_evidence(folder, 2**20)
     outputs = {name: array * np.float32(1 + 8e-6) for name, array in GOLDENS[0].expected.items()}
     outputs["window"] = np.array(8)

@@ -1,8 +1,8 @@
-"""Truth, eager and the error allowed, from the module itself.
+"""Reference, eager and tolerance, from the module itself.
 
-*eager* is a run of the module itself. *truth* is a run of its float64 copy with PyTorch's math
+*eager* is a run of the module itself. *reference* is a run of its float64 copy with PyTorch's math
 backend, since the CPU flash kernel turns a row of NaN into 0 and an overflow into a number. The
-allowed error is what rounding explains: see `docs/parity.md`.
+tolerance is what rounding explains: see `docs/parity.md`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.interface import BATCH, Shape
 from attn_export.measures import EPS_FLOAT32, Measures, eps
-from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
-from attn_export.tensorfile import is_floating
-from attn_export.truth.allowed import TruthSource, budgeted_golden, build_golden, run_count
-from attn_export.truth.float64_mode import (
+from attn_export.reference.float64_mode import (
     ComputeInFloat64,
     widened_arrays,
     widened_copy,
     widening_of,
 )
-from attn_export.truth.operations import Recording, RoundingRecorder, math_backend, threads
-from attn_export.truth.rounding import RandomRounding
+from attn_export.reference.operations import Recording, RoundingRecorder, math_backend, threads
+from attn_export.reference.rounding import RandomRounding
+from attn_export.reference.tolerance import BaseOracle, budgeted_golden, build_golden, run_count
+from attn_export.results import WHOLE_DECODE, Arrays, Case, Golden
+from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
     from attn_export.quality import Budget, Quality
-    from attn_export.truth.ties import TieOrder
+    from attn_export.reference.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
 """The factor on rounding errors, and the number of runs, by which whole-number outputs of a user's
@@ -62,7 +62,7 @@ _SAMPLED_CASE = 8_000
 rounding."""
 
 
-class Oracle(TruthSource):
+class Oracle(BaseOracle):
     """Source of the expected outputs of a subject.
 
     `subject`: The subject; its module is copied to float64 once, except for large weights.
@@ -109,12 +109,12 @@ class Oracle(TruthSource):
         return self.subject.output_shapes()
 
     def golden(self, case: Case) -> Golden:
-        """Return the case with its truth, eager's outputs, and the error allowed for each."""
+        """Return the case with its reference, eager's outputs, and the tolerance for each."""
         with self._threads_for(case):
             if not self.budgets:
                 return self._golden(case)
-            eager, truth = self.eager(case.inputs), self.truth(case.inputs)
-            return budgeted_golden(case, eager, truth, self.budgets)
+            eager, reference = self.eager(case.inputs), self.reference(case.inputs)
+            return budgeted_golden(case, eager, reference, self.budgets)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case: a module rounds to no narrower type inside."""
@@ -126,19 +126,19 @@ class Oracle(TruthSource):
         return threads(torch.get_num_threads() if is_large else 1)
 
     def notes(self, case: Case) -> tuple[str, ...]:
-        """Return notes on the truth of a user's module; none on a layer of ours."""
+        """Return notes on the reference of a user's module; none on a layer of ours."""
         if self.subject.traits.is_attention:
             return ()
-        from attn_export.truth.notes import code_notes, fixed_note, truth_notes
+        from attn_export.reference.notes import code_notes, fixed_note, reference_notes
 
         inputs = self.subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}
-        of_truth = truth_notes(self, self.subject, case)
-        return (*fixed_note(shapes), *of_truth, *code_notes(self, self.widening, case))
+        of_reference = reference_notes(self, self.subject, case)
+        return (*fixed_note(shapes), *of_reference, *code_notes(self, self.widening, case))
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""
-        from attn_export.truth.stored_evidence import reduce_if_large
+        from attn_export.reference.stored_evidence import reduce_if_large
 
         return reduce_if_large(folder, GOLDEN_BYTES)
 
@@ -151,19 +151,19 @@ class Oracle(TruthSource):
         numbers = self._measured_cases(goldens)
         chosen = [goldens[number] for number in numbers]
         with self._as_before():
-            floats = self._truths_before([golden.case.inputs for golden in chosen])
+            floats = self._references_before([golden.case.inputs for golden in chosen])
         quality, stored = measure_outputs(floats, chosen, budgets)
         if sum(array.nbytes for outputs in stored for array in outputs.values()) <= _FLOAT_BYTES:
             write_quality(folder, numbers, stored, quality)
         return quality, with_floats(goldens, dict(zip(numbers, stored, strict=True)))
 
-    def _truths_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+    def _references_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of float64 runs of the module, which has its weights before rounding.
 
         `inputs`: Those of each run.
         """
         before = Oracle(self.subject)
-        return [before.truth(each) for each in inputs]
+        return [before.reference(each) for each in inputs]
 
     def _measured_cases(self, goldens: Sequence[Golden]) -> list[int]:
         """Return the indices of the cases in which the distance is measured."""
@@ -178,25 +178,25 @@ class Oracle(TruthSource):
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
-        truth = self.truth(case.inputs)
+        reference = self.reference(case.inputs)
         noise = self._noise.setdefault(_size_group(case), {}) if self._is_sampled(case) else {}
         golden = build_golden(
-            case, eager, truth, [] if noise else self.noisy_runs(case, eager), noise=noise,
+            case, eager, reference, [] if noise else self.noisy_runs(case, eager), noise=noise,
             in_float32=self._computes_in_float32 and case.kind != WHOLE_DECODE,
             is_narrower=self.is_narrower, exactly=self.exactly,
-            truth_of=None if self._chooses else self.truth,
+            recompute=None if self._chooses else self.reference,
         )  # fmt: skip
-        return golden if self.subject.traits.is_attention else self._with_ties(golden, truth)
+        return golden if self.subject.traits.is_attention else self._with_ties(golden, reference)
 
-    def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
+    def _with_ties(self, golden: Golden, reference: Arrays) -> Golden:
         """Return the golden of a user's module, with the elements that ties decide marked."""
-        from attn_export.truth.ties import ORDERS, TieOrder, mark_ties
+        from attn_export.reference.ties import ORDERS, TieOrder, mark_ties
 
         inputs, rounded = golden.case.inputs, []
-        orders = [self.truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
-        if not all(is_floating(array.dtype) for array in truth.values()):
+        orders = [self.reference(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
+        if not all(is_floating(array.dtype) for array in reference.values()):
             rounded = self.noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
-        return mark_ties(golden, truth, orders, rounded)
+        return mark_ties(golden, reference, orders, rounded)
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the module itself, run on one thread.
@@ -206,7 +206,7 @@ class Oracle(TruthSource):
         with torch.inference_mode(), threads(1):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
-    def truth(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
+    def reference(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
         tensors = to_torch(widened_arrays(inputs))
         try:
@@ -313,7 +313,7 @@ class Oracle(TruthSource):
         """Return a mode, from its tensors, for float64 runs that decide as the module does."""
         if self.subject.traits.is_attention:  # it decides nothing without its inputs
             return contextlib.nullcontext
-        from attn_export.truth.decisions import Decisions
+        from attn_export.reference.decisions import Decisions
 
         own = {n: x.to(self.subject.inputs[n].dtype) for n, x in to_torch(inputs).items()}
         with math_backend(recorded := Decisions(own.values())):

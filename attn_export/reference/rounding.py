@@ -1,6 +1,6 @@
 """Float64 runs in which every operation rounds at random, to sample the errors of an output.
 
-A correct implementation differs from the truth only by its rounding errors. A running error
+A correct implementation differs from the reference only by its rounding errors. A running error
 analysis (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sec. 3.3) computes a bound
 on them along with the result. Its statistical form (sec. 2.8; Higham and Mary, 2019), in which n
 roundings add up to sqrt(n) instead of n, estimates their usual size. Here the errors are drawn at
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from attn_export.truth.float64_mode import (
+from attn_export.reference.float64_mode import (
     WHOLE,
     ComputeInFloat64,
     column_blocks,
@@ -26,7 +26,7 @@ from attn_export.truth.float64_mode import (
     widen,
     widened_block,
 )
-from attn_export.truth.operations import (
+from attn_export.reference.operations import (
     CHOOSING,
     RANKING,
     OperationMode,

@@ -32,18 +32,18 @@ def _finite_inputs(case: Case, number: int) -> Arrays:
 
 
 def determined_rows(
-    case: Case, runs: Sequence[Arrays], truth_of: Callable[[Arrays], Arrays]
+    case: Case, runs: Sequence[Arrays], recompute: Callable[[Arrays], Arrays]
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the rows of batch elements with NaN or Inf that are compared nonetheless.
 
-    `runs`: The outputs that must have NaN and Inf in the same places: the truth, eager's, and those
-    of runs with random rounding.
+    `runs`: The outputs that must have NaN and Inf in the same places: the reference, eager's, and
+    those of runs with random rounding.
 
     Returns:
         For each output with such rows, their numbers: rows are along the last axis, and counted
         through all others.
     """
-    one, other = (truth_of(_finite_inputs(case, number)) for number in range(2))
+    one, other = (recompute(_finite_inputs(case, number)) for number in range(2))
     rows: dict[str, tuple[int, ...]] = {}
     for name, t in runs[0].items():
         if t.ndim < 2 or not is_floating(t.dtype):

@@ -1,4 +1,4 @@
-"""Truth of modules that use float32 internally: computed in float64, measured, noted."""
+"""Reference of modules that use float32 internally: computed in float64, measured, noted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_export import Subject, build
+from attn_export.reference.notes import POOR, precision
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Case
-from attn_export.truth.notes import POOR, precision
-from attn_export.truth.oracle import Oracle
 
 X = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
 
@@ -56,14 +56,14 @@ def in_float64(x: np.ndarray) -> np.ndarray:
 
 
 def test_explicit_float32_is_computed_in_float64():
-    found = Oracle(subject()).truth({"x": X.numpy()})["y"]
+    found = Oracle(subject()).reference({"x": X.numpy()})["y"]
     np.testing.assert_allclose(found, in_float64(X.numpy()), rtol=1e-14, atol=1e-15)
 
 
-def test_the_precision_of_the_truth_is_measured():
+def test_the_precision_of_the_reference_is_measured():
     oracle = Oracle(subject())
     assert precision(oracle, case()) < 1e-14
-    oracle.widening = None  # as a truth without it would be
+    oracle.widening = None  # as a reference without it would be
     oracle.precise.table = oracle.precise.table.double()
     assert 1e-9 < precision(oracle, case()) < 1e-6
     assert precision(oracle, case()) > POOR
@@ -77,7 +77,7 @@ def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):
     assert "(effect: " in note
 
 
-def test_a_module_that_asks_for_nothing_has_no_note_on_its_truth():
+def test_a_module_that_asks_for_nothing_has_no_note_on_its_reference():
     linear = Subject(nn.Linear(16, 4).eval(), {"input": X}, {}, ["y"])
     given = Case("base", "probe", {}, {"input": X.numpy()}, "")
     (note,) = Oracle(linear).notes(given)
@@ -92,5 +92,5 @@ def test_explicit_half_precision_is_computed_in_float64(dtype: torch.dtype):
 
     rounding = Subject(Rounding().eval(), {"x": X}, {}, ["y"])
     np.testing.assert_array_equal(
-        Oracle(rounding).truth({"x": X.numpy()})["y"], X.double().numpy() * 3
+        Oracle(rounding).reference({"x": X.numpy()})["y"], X.double().numpy() * 3
     )

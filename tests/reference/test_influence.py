@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_spec
-from made_golden import ALLOWED, made_golden
+from made_golden import TOLERANCE, made_golden
 from torch import Tensor, nn
 
 from attn_export import Axis
@@ -16,11 +16,11 @@ from attn_export.cases.influence import CLEARLY as CLEARLY_MOVED
 from attn_export.cases.influence import check_influence, find_influence
 from attn_export.errors import ExportError
 from attn_export.export.subject import Subject
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Golden
-from attn_export.schema import Allowed
-from attn_export.truth.oracle import Oracle
+from attn_export.schema import Tolerance
 
-CLEARLY = 100 * ALLOWED.whole
+CLEARLY = 100 * TOLERANCE.whole
 """Least change of an output, relative to itself."""
 
 
@@ -80,8 +80,8 @@ def test_one_row_shows_an_influence_that_a_long_past_hides_in_the_whole():
 
 def test_an_error_without_a_limit_is_said_to_be_one():
     found = goldens(a={"y": 2}, b={"y": 3})
-    endless = {"y": Allowed(np.inf, np.inf)}
-    found = [dataclasses.replace(golden, allowed=endless) for golden in found]
+    endless = {"y": Tolerance(np.inf, np.inf)}
+    found = [dataclasses.replace(golden, tolerance=endless) for golden in found]
     with pytest.raises(ExportError, match="the tolerance for y is infinite in the case base"):
         check_influence(found)
 

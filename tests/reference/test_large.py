@@ -13,9 +13,9 @@ from conftest import small_spec
 from torch import Tensor, nn
 
 from attn_export import Subject
+from attn_export.reference import float64_mode
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Golden
-from attn_export.truth import float64_mode
-from attn_export.truth.oracle import Oracle
 
 WHOLE_COPY = math.inf
 X = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -90,44 +90,44 @@ def goldens(subject: Subject) -> list[Golden]:
     return [oracle.golden(case) for case in subject.plan().cases[:6]]
 
 
-def truths(subject: Subject) -> list[dict[str, np.ndarray]]:
+def references(subject: Subject) -> list[dict[str, np.ndarray]]:
     oracle = Oracle(subject)
-    return [oracle.truth(case.inputs) for case in subject.plan().cases[:6]]
+    return [oracle.reference(case.inputs) for case in subject.plan().cases[:6]]
 
 
 @pytest.mark.parametrize("name", COPIED)
 def test_the_numbers_are_those_of_a_float64_copy_bit_by_bit(name, monkeypatch):
     subject = SUBJECTS[name]()
     monkeypatch.setattr(float64_mode, "LARGE", WHOLE_COPY)
-    wanted, exact = goldens(subject), truths(subject)
+    wanted, exact = goldens(subject), references(subject)
     monkeypatch.setattr(float64_mode, "LARGE", 64)
-    for one, other in zip(truths(subject), exact, strict=True):
+    for one, other in zip(references(subject), exact, strict=True):
         for output, array in other.items():
             np.testing.assert_array_equal(one[output], array)
             assert one[output].dtype == array.dtype
     for one, other in zip(goldens(subject), wanted, strict=True):
-        assert one.allowed == other.allowed
-        assert one.unusable == other.unusable
+        assert one.tolerance == other.tolerance
+        assert one.uncompared == other.uncompared
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_the_truth_by_blocks_of_columns_differs_by_rounding_only(name, in_blocks):
-    whole, blocks = in_blocks(lambda: truths(SUBJECTS[name]()))
+def test_the_reference_by_blocks_of_columns_differs_by_rounding_only(name, in_blocks):
+    whole, blocks = in_blocks(lambda: references(SUBJECTS[name]()))
     for one, other in zip(blocks, whole, strict=True):
         for output, array in other.items():
             np.testing.assert_allclose(one[output], array, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", COPIED)
-def test_the_error_allowed_by_blocks_of_columns_is_that_of_a_float64_copy(name, in_blocks):
+def test_the_tolerance_by_blocks_of_columns_is_that_of_a_float64_copy(name, in_blocks):
     whole, blocks = in_blocks(lambda: goldens(SUBJECTS[name]()))
     for one, other in zip(blocks, whole, strict=True):
-        for output, allowed in other.allowed.items():
-            found = one.allowed[output]
-            assert (found is None) == (allowed is None)
-            if found is not None and allowed is not None:
-                assert found.whole == pytest.approx(allowed.whole, rel=1e-6)
-                assert found.row == pytest.approx(allowed.row, rel=1e-6)
+        for output, tolerance in other.tolerance.items():
+            found = one.tolerance[output]
+            assert (found is None) == (tolerance is None)
+            if found is not None and tolerance is not None:
+                assert found.whole == pytest.approx(tolerance.whole, rel=1e-6)
+                assert found.row == pytest.approx(tolerance.row, rel=1e-6)
 
 
 def test_large_weights_are_shared_and_the_module_stays_as_it_was(monkeypatch):

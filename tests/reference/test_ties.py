@@ -14,9 +14,9 @@ from attn_export import Subject, build
 from attn_export.commands.explain_failures import explain_failures
 from attn_export.judge.judge import judge
 from attn_export.parts.whole_models.model_oracle import ModelOracle
+from attn_export.reference.oracle import Oracle
+from attn_export.reference.ties import ORDERS, TieOrder
 from attn_export.results import Case, Golden
-from attn_export.truth.oracle import Oracle
-from attn_export.truth.ties import ORDERS, TieOrder
 
 RANKED = torch.tensor([[3.0, 1.0, 3.0, 0.0, 3.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
 
@@ -68,7 +68,7 @@ X = np.random.default_rng(0).standard_normal((1, 4, 8))
 
 
 @pytest.mark.parametrize(
-    ("how", "gap", "tied", "unusable"),
+    ("how", "gap", "tied", "uncompared"),
     [
         ("topk", 1.0, False, False),
         ("topk", 0.0, True, True),
@@ -79,13 +79,13 @@ X = np.random.default_rng(0).standard_normal((1, 4, 8))
         ("scaled topk", 1e-4, False, False),
     ],
 )
-def test_elements_that_ties_decide_are_known(how: str, gap: float, tied: bool, unusable: bool):
+def test_elements_that_ties_decide_are_known(how: str, gap: float, tied: bool, uncompared: bool):
     x = X.copy()
     x[..., 2:7] = 4 + gap * np.arange(5)
     oracle, case = ranked_oracle(how, x)
     golden = oracle.golden(case)
     assert bool(golden.tied) == tied
-    assert bool(golden.unusable) == unusable
+    assert bool(golden.uncompared) == uncompared
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def near_tie() -> int:
 @pytest.mark.parametrize("tied", [0, near_tie()])
 def test_positions_that_a_tied_choice_of_experts_decides_are_not_compared(tied: int):
     golden = mixture_golden([[1, tied, 2], [1, 1, 1]])
-    assert not golden.unusable
+    assert not golden.uncompared
     assert golden.case.ignored_rows == (0,)
     assert golden.determined == {"hidden": (0,), "embedded": (0, 1, 2)}
     got = {name: array.copy() for name, array in golden.expected.items()}
@@ -169,9 +169,9 @@ def test_positions_that_a_tied_choice_of_experts_decides_are_not_compared(tied: 
         assert {v.output for v in judge("r", "g", golden, wrong) if v.status == "failed"} == {name}
 
 
-def test_a_case_of_which_ties_leave_too_little_is_left_out_or_no_evidence():
+def test_a_case_of_which_ties_leave_too_little_is_left_out_or_not_compared():
     for rows in ([[0, 1], [1, 1]], [[1, 0], [1, 0]]):
         left_out, base = mixture_golden(rows), mixture_golden(rows, "base")
         assert left_out.tied
-        assert not left_out.unusable
-        assert base.unusable.keys() == {"hidden"}
+        assert not left_out.uncompared
+        assert base.uncompared.keys() == {"hidden"}

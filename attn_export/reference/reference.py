@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attn_export.cases.draw import Sizes
     from attn_export.cases.plan import Plan
     from attn_export.export.subject import Subject
-    from attn_export.truth.allowed import TruthSource
+    from attn_export.reference.tolerance import BaseOracle
 
 Notes = tuple[str, ...]
 
@@ -35,7 +35,7 @@ class Reference:
         whose: The description in messages, such as ``"the module"``.
         dtypes: The dtype of each output, by name.
         plan: A function that returns the cases.
-        oracle: A function that returns the source of the truth. Its argument is the least eps of
+        oracle: A function that returns the oracle. Its argument is the least eps of
             the dtypes in the graphs to judge; 0 for graphs of the reference's own types.
         has_narrow_dtypes: Whether the reference has types narrower than float32.
         path: The path of a graph; None for a module.
@@ -50,7 +50,7 @@ class Reference:
     interface: Interface
     dtypes: Mapping[str, str]
     plan: Callable[[], Plan]
-    oracle: Callable[[float], TruthSource]
+    oracle: Callable[[float], BaseOracle]
     notes: Notes
     has_narrow_dtypes: bool
     path: Path | None = None
@@ -79,7 +79,7 @@ def of_subject(subject: Subject, interface: Interface | None = None) -> Referenc
     `interface`: That from which cases are planned; by default that of the subject.
     """
     from attn_export.export.subject_checks import output_dtypes
-    from attn_export.truth.oracle import Oracle
+    from attn_export.reference.oracle import Oracle
 
     interface = interface or subject.interface()
     return Reference(
@@ -91,7 +91,7 @@ def of_subject(subject: Subject, interface: Interface | None = None) -> Referenc
     )  # fmt: skip
 
 
-# -- a graph as the reference of another one: its axes, found by runs, and its truth ------------
+# -- a graph as the reference of another one: its axes, found by runs, and its reference ----------
 
 
 def read_reference(
@@ -125,7 +125,7 @@ def _of_graph(
         weight_count,
     )
     from attn_export.graph.signature_check import dtype_name
-    from attn_export.truth.graph_oracle import GraphOracle
+    from attn_export.reference.graph_oracle import GraphOracle
 
     with sound(path):
         model = inlined(load_model(path))

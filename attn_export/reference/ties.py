@@ -17,10 +17,10 @@ from torch import Tensor
 
 from attn_export.errors import counted
 from attn_export.measures import fill_ignored_rows, judged_rows, measure_strictly
+from attn_export.reference.operations import RANKING, OperationMode, name_of
 from attn_export.results import Arrays, Case, Golden
 from attn_export.rule import TIES, TIES_ADVICE
 from attn_export.tensorfile import is_floating
-from attn_export.truth.operations import RANKING, OperationMode, name_of
 
 _SAME = 1e-9
 """The largest relative difference of two float64 runs that are equal but for rounding."""
@@ -75,13 +75,13 @@ class TieOrder(OperationMode):
 
 
 def mark_ties(
-    golden: Golden, truth: Arrays, orders: Sequence[Arrays], rounded: Sequence[Arrays]
+    golden: Golden, reference: Arrays, orders: Sequence[Arrays], rounded: Sequence[Arrays]
 ) -> Golden:
-    """Mark the output elements that ties decide, and outputs that are no evidence because of them.
+    """Mark the output elements that ties decide, and outputs that are not compared because of them.
 
-    An output is no evidence if ranking equal values in ONNX's order changes it.
+    An output is not compared if ranking equal values in ONNX's order changes it.
 
-    `truth`: Its float64 outputs.
+    `reference`: Its float64 outputs.
     `orders`: The outputs of float64 runs with each of `ORDERS`; empty if the module ranks none.
 
     Returns:
@@ -89,11 +89,12 @@ def mark_ties(
     """
 
     def select(runs: Sequence[Arrays], name: str) -> list[np.ndarray]:
-        return [fill_ignored_rows(run[name], truth[name], golden.case.ignored_rows) for run in runs]
+        right, ignored = reference[name], golden.case.ignored_rows
+        return [fill_ignored_rows(run[name], right, ignored) for run in runs]
 
     tied: dict[str, np.ndarray] = {}
-    unusable = dict(golden.unusable)
-    for name, t in truth.items():
+    uncompared = dict(golden.uncompared)
+    for name, t in reference.items():
         ranked = select(orders, name)
         whole = not is_floating(t.dtype)
         mask = _changed(t, [*ranked, *select(rounded, name)] if whole else ranked[:1])
@@ -102,19 +103,19 @@ def mark_ties(
         if depends_on_order or (whole and mask.any()):
             tied[name] = mask
         if depends_on_order:
-            unusable[name] = (
+            uncompared[name] = (
                 f"{TIES}: {int(mask.sum())} of {counted(t.size, 'element')} of {name} depend on "
                 f"the order of equal values, which PyTorch's topk does not define; {TIES_ADVICE}"
             )
-    return dataclasses.replace(golden, unusable=unusable, tied=tied)
+    return dataclasses.replace(golden, uncompared=uncompared, tied=tied)
 
 
 def without_tied_rows(
-    golden: Golden, truth: Arrays, orders: Sequence[Arrays]
+    golden: Golden, reference: Arrays, orders: Sequence[Arrays]
 ) -> tuple[Case, int] | None:
     """Return a case without the rows that ties decide, and their number.
 
-    A position whose experts have equal scores is no evidence, nor are those that read it.
+    A position whose experts have equal scores is not compared, nor are those that read it.
 
     `orders`: The float64 outputs in other orders of equal values.
 
@@ -123,7 +124,7 @@ def without_tied_rows(
     """
     case, left, count = golden.case, dict[str, np.ndarray](), 0
     elements = set(case.ignored_rows)
-    for name, t in truth.items():
+    for name, t in reference.items():
         if t.ndim < 2 or not t.size:
             continue
         compared = judged_rows(t.shape, case.ignored_rows, golden.determined.get(name, ()))

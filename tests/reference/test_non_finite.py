@@ -14,9 +14,9 @@ from torch import nn
 from attn_export import Subject
 from attn_export.bundle.golden import read_golden, write_index, write_inputs, write_outputs
 from attn_export.judge.judge import judge, undetermined_note
+from attn_export.reference.non_finite import determined_rows
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Case, Golden
-from attn_export.truth.non_finite import determined_rows
-from attn_export.truth.oracle import Oracle
 
 ROWS = (1, 2)
 L, E = 3, 4
@@ -85,23 +85,25 @@ def test_infinities_have_a_sign_and_vanishing_weights_determine_nothing():
     x = np.zeros((3, 1, 2), np.float32)
     x[1, 0, 0], x[2, 0, 0] = np.inf, np.inf
     case = Case("inf", "probe", {}, {"x": x}, "", ignored_rows=(1, 2))
-    truth = {"y": np.where(np.isinf(x), x, 1.0)}
+    reference = {"y": np.where(np.isinf(x), x, 1.0)}
     other = {"y": np.where(np.isinf(x), [[[1.0]], [[1.0]], [[-1.0]]] * x, 1.0)}
-    assert determined_rows(case, (truth, other), lambda inputs: {"y": inputs["x"] + 1.0}) == {
+    assert determined_rows(case, (reference, other), lambda inputs: {"y": inputs["x"] + 1.0}) == {
         "y": (1,)
     }
-    tiny = determined_rows(case, (truth, truth), lambda inputs: {"y": inputs["x"] * 1e-9 + 1.0})
+    tiny = determined_rows(
+        case, (reference, reference), lambda inputs: {"y": inputs["x"] * 1e-9 + 1.0}
+    )
     assert tiny == {}
 
 
 def test_a_determined_row_must_be_nan_and_another_may_be_anything():
-    truth = np.ones((2, 3, 2), np.float32)
-    truth[1, :, 0] = np.nan
-    golden = made_golden({"y": truth})
+    reference = np.ones((2, 3, 2), np.float32)
+    reference[1, :, 0] = np.nan
+    golden = made_golden({"y": reference})
     case = dataclasses.replace(golden.case, ignored_rows=(1,))
     golden = dataclasses.replace(golden, case=case, determined={"y": (3, 5)})
     for row, status in ((0, "failed"), (1, "passed"), (2, "failed")):
-        got = truth.copy()
+        got = reference.copy()
         got[1, row, 0] = 0.0
         (verdict,) = judge("r", "g", golden, {"y": got})
         assert verdict.status == status

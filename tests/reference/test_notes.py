@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from attn_export import Subject
-from attn_export.truth.oracle import Oracle
+from attn_export.reference.oracle import Oracle
 
 
 class Does(nn.Module):

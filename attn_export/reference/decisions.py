@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_export.truth.operations import OperationMode, name_of
+from attn_export.reference.operations import OperationMode, name_of
 
 DECIDING = frozenset(
     {"ceil", "floor", "floor_divide", "fmod", "remainder", "round", "sign", "trunc"}

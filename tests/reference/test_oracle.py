@@ -1,4 +1,4 @@
-"""Truth, eager and the error allowed, against a slow reference and on tiny modules."""
+"""Reference, eager and tolerance, against a slow reference and on tiny modules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from attn_export.cases.draw import add_sums, draw_inputs, generator
 from attn_export.export.subject import Subject
 from attn_export.judge.judge import judge
 from attn_export.measures import measure
+from attn_export.reference.oracle import Oracle
 from attn_export.results import Arrays, Case
 from attn_export.spec import AttentionSpec
-from attn_export.truth.oracle import Oracle
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -45,7 +45,9 @@ def case_of(subject: Subject, B: int = 2, L: int = 3, P: int = 2, S: int = 4) ->
     return Case("case", "shape", sizes, inputs, "random inputs")
 
 
-def slow_truth(spec: AttentionSpec, parameters: Arrays, inputs: Arrays) -> dict[str, np.ndarray]:
+def slow_reference(
+    spec: AttentionSpec, parameters: Arrays, inputs: Arrays
+) -> dict[str, np.ndarray]:
     """Compute attention from its definition: one query of one head at a time, in float64."""
 
     def projected(name: str, x: np.ndarray, heads: int) -> np.ndarray:
@@ -87,15 +89,15 @@ def slow_truth(spec: AttentionSpec, parameters: Arrays, inputs: Arrays) -> dict[
 
 
 @pytest.mark.parametrize("spec_name", SPECS)
-def test_the_truth_is_attention_in_float64(spec_name):
+def test_the_reference_is_attention_in_float64(spec_name):
     """Compare to less than 1e-7, which float32 anywhere on the way exceeds."""
     spec, subject = SPECS[spec_name], Subject.from_spec(SPECS[spec_name])
     case = case_of(subject)
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
-    truth = Oracle(subject).truth(case.inputs)
-    for name, wanted in slow_truth(spec, parameters, case.inputs).items():
-        assert truth[name].dtype == np.float64
-        np.testing.assert_allclose(truth[name], wanted, rtol=1e-12, atol=1e-14)
+    reference = Oracle(subject).reference(case.inputs)
+    for name, wanted in slow_reference(spec, parameters, case.inputs).items():
+        assert reference[name].dtype == np.float64
+        np.testing.assert_allclose(reference[name], wanted, rtol=1e-12, atol=1e-14)
 
 
 class Function(nn.Module):
@@ -118,7 +120,7 @@ def attend_to_itself(x: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def test_the_truth_keeps_nan_where_a_fused_kernel_might_not():
+def test_the_reference_keeps_nan_where_a_fused_kernel_might_not():
     x = generator("nan").standard_normal((1, 1, 4, 8)).astype(np.float32)
     x[0, 0, 1, 2] = np.nan
     golden = golden_of(attend_to_itself, x)
@@ -145,24 +147,24 @@ def test_the_oracle_gives_back_the_threads_that_it_took():
         torch.set_num_threads(threads)
 
 
-def test_a_golden_holds_the_rounded_truth_and_what_the_module_gives():
+def test_a_golden_holds_the_rounded_reference_and_what_the_module_gives():
     subject = Subject.from_spec(small_spec())
     case, oracle = case_of(subject), Oracle(subject)
-    golden, truth = oracle.golden(case), oracle.truth(case.inputs)
+    golden, reference = oracle.golden(case), oracle.reference(case.inputs)
     tensors = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
     with torch.no_grad():
         eager = dict(zip(subject.outputs, subject.module(**tensors), strict=True))
     for name, array in golden.expected.items():
         assert array.dtype == np.float32
         # Runs that share a batch are summed in another order: the last bit may differ.
-        np.testing.assert_allclose(array, truth[name].astype(np.float32), rtol=EPS)
+        np.testing.assert_allclose(array, reference[name].astype(np.float32), rtol=EPS)
         assert np.array_equal(golden.eager[name], eager[name].numpy())
 
 
 def test_the_same_case_gives_the_same_golden_twice():
     subject = Subject.from_spec(small_spec())
     one, other = (Oracle(subject).golden(case_of(subject)) for _ in range(2))
-    assert one.allowed == other.allowed
+    assert one.tolerance == other.tolerance
     assert all(np.array_equal(one.expected[n], other.expected[n]) for n in one.expected)
 
 
@@ -179,10 +181,10 @@ X = 1 + 2.0**-12 * generator("x").standard_normal((3, 8)).astype(np.float32)
         pytest.param(lambda x: x + 1e2 - 1e2, 60 * EPS, 300 * EPS, id="rounding within"),
     ],
 )
-def test_the_error_allowed_is_what_rounding_explains(function, least, most):
-    allowed = golden_of(function, X).allowed["y"]
-    assert least <= allowed.whole <= most
-    assert allowed.whole <= allowed.row <= 4 * most
+def test_the_tolerance_is_what_rounding_explains(function, least, most):
+    tolerance = golden_of(function, X).tolerance["y"]
+    assert least <= tolerance.whole <= most
+    assert tolerance.whole <= tolerance.row <= 4 * most
 
 
 def test_a_module_that_computes_in_few_bits_is_allowed_4_times_its_own_error():
@@ -192,8 +194,8 @@ def test_a_module_that_computes_in_few_bits_is_allowed_4_times_its_own_error():
     golden = golden_of(half, X)
     own = measure(golden.eager["y"], golden.expected["y"])
     assert own.whole > 1e-5
-    assert golden.allowed["y"].whole == pytest.approx(4 * own.whole, rel=1e-3)
-    assert golden.allowed["y"].row == pytest.approx(4 * own.row, rel=1e-3)
+    assert golden.tolerance["y"].whole == pytest.approx(4 * own.whole, rel=1e-3)
+    assert golden.tolerance["y"].row == pytest.approx(4 * own.row, rel=1e-3)
 
 
 def foreign(subject: Subject) -> Subject:
@@ -212,7 +214,9 @@ def test_runs_in_one_batch_give_what_they_give_one_by_one(spec_name, sizes):
     for name, array in one.expected.items():
         np.testing.assert_array_equal(array, other.expected[name])
         for measured in ("whole", "row"):
-            ratio = getattr(one.allowed[name], measured) / getattr(other.allowed[name], measured)
+            ratio = getattr(one.tolerance[name], measured) / getattr(
+                other.tolerance[name], measured
+            )
             assert 1 / 3 < ratio < 3
 
 
@@ -223,10 +227,10 @@ def test_runs_in_one_batch_give_what_they_give_one_by_one(spec_name, sizes):
         pytest.param(lambda x: (100 * x).exp() * (-100 * x).exp(), id="infinity"),
     ],
 )
-def test_a_case_with_only_eager_not_finite_is_no_evidence(function):
+def test_a_case_with_only_eager_not_finite_is_not_compared(function):
     golden = golden_of(function, X)
     assert np.isfinite(golden.expected["y"]).all()
-    assert "gives NaN or Inf" in golden.unusable["y"]
+    assert "gives NaN or Inf" in golden.uncompared["y"]
     (verdict,) = judge("r", "g", golden, {"y": golden.expected["y"]})
     assert verdict.status == "unusable"
 
@@ -240,7 +244,7 @@ def test_scores_beyond_float16_are_scaled_down(cache: str, mask: str):
         case = case_of(subject)
         case.inputs["query"][:] *= np.float16(factor)
         golden = Oracle(subject).usable(case)
-        assert not golden.unusable
+        assert not golden.uncompared
         return golden.case
 
     assert "inputs times" not in usable(100).about
@@ -252,21 +256,21 @@ def test_scores_beyond_float16_are_scaled_down(cache: str, mask: str):
     [(lambda x: x.argmax(dim=-1), np.int64), (lambda x: x > 1, np.bool_)],
     ids=["int64", "bool"],
 )
-def test_outputs_without_rounding_have_no_error_allowed(function, dtype):
+def test_outputs_without_rounding_have_no_tolerance(function, dtype):
     golden = golden_of(function, X)
     assert golden.expected["y"].dtype == dtype
-    assert (golden.allowed["y"], dict(golden.unusable)) == (None, {})
+    assert (golden.tolerance["y"], dict(golden.uncompared)) == (None, {})
 
 
-def test_a_truth_beyond_the_range_of_the_output_is_no_evidence():
+def test_a_reference_beyond_the_range_of_the_output_is_not_compared():
     golden = golden_of(lambda x: (100 * x).exp(), np.ones((2, 3), np.float32))
-    assert "gives NaN or Inf" in golden.unusable["y"]
+    assert "gives NaN or Inf" in golden.uncompared["y"]
 
 
-def test_a_case_in_which_rounding_changes_everything_is_no_evidence():
+def test_a_case_in_which_rounding_changes_everything_is_not_compared():
     x = 1 + np.arange(6, dtype=np.float32).reshape(2, 3) * 2.0**-22
     golden = golden_of(lambda x: ((x + 1e4) - 1e4) - 1, x)
-    assert "0.016 is the most for float32" in golden.unusable["y"]
+    assert "0.016 is the most for float32" in golden.uncompared["y"]
 
 
 def test_a_row_of_one_element_that_vanishes_gets_inputs_of_other_signs():
@@ -278,19 +282,19 @@ def test_a_row_of_one_element_that_vanishes_gets_inputs_of_other_signs():
     query[0, 0] = [weight[1], -weight[0] * np.float32(1 + 2**-21)]
     case = dataclasses.replace(case, inputs={**case.inputs, "query": query})
     oracle = Oracle(subject)
-    assert oracle.golden(case).unusable
+    assert oracle.golden(case).uncompared
     usable = oracle.usable(case)
-    assert not usable.unusable
+    assert not usable.uncompared
     assert usable.case.about == case.about
     for name, array in usable.case.inputs.items():
         assert np.array_equal(np.abs(array), np.abs(case.inputs[name]))
 
 
-def test_the_error_allowed_for_short_rows_depends_on_no_other_case():
+def test_the_tolerance_for_short_rows_depends_on_no_other_case():
     # Their worst error is that of the row that nearly vanishes.
     subject = Subject.from_spec(small_spec(embed_dim=64, num_kv_heads=1, head_dim=1))
     near, case = case_of(subject, 3, 63, 0), case_of(subject, 3, 64, 0)
     alone, after = Oracle(subject), Oracle(subject)
     after.golden(near)
-    expected = alone.golden(case).allowed
-    assert after.golden(case).allowed == expected
+    expected = alone.golden(case).tolerance
+    assert after.golden(case).tolerance == expected

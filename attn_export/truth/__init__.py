@@ -1,1 +1,0 @@
-"""The float64 truth of a case, and the error that rounding allows."""
