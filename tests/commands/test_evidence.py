@@ -329,7 +329,8 @@ def test_reference_of_a_users_module_comes_from_the_module(users: tuple[Path, Pa
         verify(folder, **options)
     assert verify(folder, module=f"{file}:make", **options).passed
     other = verify(folder, module=f"{file}:other", **options)
-    assert other.exit_code == 7  # the tolerance are not those of this module either
+    # On some processors its tolerances, too, differ by more than a tenth.
+    assert other.exit_code in (6, 7)
     assert STORED in {verdict.runtime for verdict in other.failures}
     sizes = verify(folder, module=f"{file}:make", runtimes=["ort-cpu"], sizes=["frames=300"])
     assert sizes.passed
