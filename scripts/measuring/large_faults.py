@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ class Wrong:
         """Plant a fault in a place, which is one of `PLACES`, or as in `layer 3`."""
         layer = PLACES[place][1] if place in PLACES else f"layers.{place.split()[1]}."
         if kind in NODE_FAULTS:
-            operator, edit = NODE_FAULTS[kind]
-            edit(next(self._nodes(operator, layer)))
+            operator, part, edit = NODE_FAULTS[kind]
+            edit(self._node(operator, rf"{re.escape(layer.rstrip('.'))}[./].*{part}"))
         elif kind == "weights of another layer":
             name = self._draw(layer, matrices=True)
             number = int(layer.split(".")[1])
@@ -51,8 +52,9 @@ class Wrong:
         self.path.unlink()
         self.path.write_bytes(self.model.SerializeToString())
 
-    def _nodes(self, operator: str, layer: str) -> Iterator[onnx.NodeProto]:
-        return (n for n in self.model.graph.node if n.op_type == operator and layer in n.name)
+    def _node(self, operator: str, name: str) -> onnx.NodeProto:
+        nodes: Iterable[onnx.NodeProto] = self.model.graph.node
+        return next(n for n in nodes if n.op_type == operator and re.search(name, n.name))
 
     def _draw(self, layer: str, *, matrices: bool) -> str:
         found = {n: len(w.dims) for n, w in self.weights.items() if layer in n}
@@ -107,14 +109,16 @@ def exchange_halves(node: onnx.NodeProto) -> None:
     node.output[0], node.output[1] = node.output[1], node.output[0]
 
 
-NODE_FAULTS: dict[str, tuple[str, Callable[[onnx.NodeProto], None]]] = {
-    "attention 1 % sharper": ("Attention", set_attribute("scale", lambda x: 1.01 * x)),
-    "attention not causal": ("Attention", set_attribute("is_causal", lambda _: 0)),
-    "rotary interleaved": ("RotaryEmbedding", set_attribute("interleaved", lambda _: 1)),
-    "epsilon of 0.01": ("RMSNormalization", set_attribute("epsilon", lambda _: 0.01)),
-    "residual dropped": ("Add", drop_residual),
-    "scores capped at 5": ("Attention", set_attribute("softcap", lambda _: 5.0)),
+NODE_FAULTS: dict[str, tuple[str, str, Callable[[onnx.NodeProto], None]]] = {
+    "attention 1 % sharper": ("Attention", "", set_attribute("scale", lambda x: 1.01 * x)),
+    "attention not causal": ("Attention", "", set_attribute("is_causal", lambda _: 0)),
+    "rotary interleaved": ("RotaryEmbedding", "", set_attribute("interleaved", lambda _: 1)),
+    "epsilon of 0.01": ("RMSNormalization", "", set_attribute("epsilon", lambda _: 0.01)),
+    "residual dropped": ("Add", r"(?<=\d/)Add", drop_residual),
+    "gate and up exchanged": ("Split", "mlp", exchange_halves),
 }
+"""The operator of a node, a pattern in its name, and the edit."""
+
 MATRIX_FAULTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "matrix 1 % larger": lambda x: np.float32(1.01) * x,
     "two heads exchanged": lambda x: np.concatenate([x[:, 64:128], x[:, :64], x[:, 128:]], 1),
