@@ -132,6 +132,6 @@ NORM_FAULTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 KINDS = (*NODE_FAULTS, *MATRIX_FAULTS, *NORM_FAULTS, "weights of another layer")
 PLACES = {
     "the embeddings": ("shifted by a row", "embed_tokens"),
-    "what follows the layers": ("matrix 1 % larger", "lm_head"),
+    "what follows the layers": ("norm 1 % larger", "model.norm."),
 }
 """The fault of each place outside the layers, and a part of the name of its weights."""

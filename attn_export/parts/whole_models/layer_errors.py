@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from attn_export.tensorfile import is_floating
 
 _NEAR = 0.9
 """The largest sine of the angle between what a wrong layer gives and what it should."""
+
+_TRIED = 3
+"""The number of values that are tried as the embeddings: those of tokens, positions, their sum."""
 
 
 def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
@@ -111,18 +115,16 @@ def _ends(
 ) -> list[str] | None:  # fmt: skip
     """Return the values of a graph that layers give, by their distance from the reference.
 
-    Each is the nearest of those behind the end of the layer before it.
+    Each is the nearest of those behind the end of the layer before it. If none is near the
+    embeddings, they are wrong, and hide all layers: of the first values of their size, each is
+    tried in their place, and the one after which the graph comes nearest to the reference is taken.
     """
-    seen = list[tuple[str, list[float]]]()
-
-    def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
-        made = _with_sum(node, values, graph.compute_node(node, values))
-        for name, value in made.items():
-            if is_float(value) and value.size == states[0].size:
-                seen.append((name, [_angle(value, state, rows) for state in states]))
-        return made
-
-    graph.values(inputs, compute, kept=())
+    seen = _angles(graph, inputs, states, rows)
+    if not any(angles[0] <= _NEAR for _, angles in seen):
+        tried = [
+            _angles(graph, inputs, states, rows, {name: states[0]}) for name, _ in seen[:_TRIED]
+        ]
+        seen = min(tried, key=lambda each: min(x[-1] for _, x in each), default=seen)
     ends, at = list[str](), 0
     for number in range(len(states)):
         near = [n for n in range(at, len(seen)) if seen[n][1][number] <= _NEAR]
@@ -134,6 +136,29 @@ def _ends(
         ends.append(seen[best][0])
         at = best + 1
     return ends
+
+
+def _angles(
+    graph: StreamedEvaluation, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
+    rows: Sequence[int], given: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> list[tuple[str, list[float]]]:  # fmt: skip
+    """Return the angles to all states of each value of their size, in the order of the graph.
+
+    `given`: Values to go on with in place of those that the graph has.
+    """
+    seen = list[tuple[str, list[float]]]()
+
+    def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
+        made = _with_sum(node, values, graph.compute_node(node, values))
+        for name in made.keys() & given.keys():
+            made[name] = given[name].reshape(np.shape(made[name]))
+        for name, value in made.items():
+            if is_float(value) and value.size == states[0].size:
+                seen.append((name, [_angle(value, state, rows) for state in states]))
+        return made
+
+    graph.values(inputs, compute, kept=())
+    return seen
 
 
 def _sum_of(node: onnx.NodeProto) -> str:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -200,6 +201,19 @@ def test_the_wrong_layer_of_a_float16_graph_is_named_alone(tmp_path):
     report = compare_models(checkpoint, graphs, RunOptions.of())
     # Its tables of positions are rounded, so that right layers are off by 1e-4.
     assert [each.name for each in report.layers if each.is_wrong] == ["layer 1"], str(report)
+
+
+def test_wrong_embeddings_hide_no_wrong_layer(tmp_path):
+    graphs = _damaged("llama/mobius", "layers.1.mlp.down_proj", tmp_path)
+    (path,) = graphs.glob("*.onnx")
+    model = onnx.load(path)
+    weight = next(x for x in model.graph.initializer if "embed_tokens" in x.name)
+    array = numpy_helper.to_array(weight)
+    weight.CopyFrom(numpy_helper.from_array(np.roll(array, 5, 0), weight.name))
+    onnx.save(model, path)
+    report = compare_models(EXPORTS / "llama" / "checkpoint", graphs, RunOptions.of())
+    wrong = [each.name for each in report.layers if each.is_wrong]
+    assert wrong == ["the embeddings", "layer 1"]
 
 
 def test_layers_of_small_models_are_judged_alone_too(tmp_path, monkeypatch):
