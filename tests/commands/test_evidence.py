@@ -305,7 +305,10 @@ def make(factor=2.0, name="x"):
     return Subject(Scaled(factor).eval(), example, {name: {0: "batch", 1: "frames"}}, ["y"])
 
 def other():
-    return make(2.1)
+    subject = make()
+    nn.init.eye_(subject.module.linear.weight)  # products and sums that round nothing
+    nn.init.zeros_(subject.module.linear.bias)
+    return subject
 """
 
 
@@ -329,8 +332,7 @@ def test_reference_of_a_users_module_comes_from_the_module(users: tuple[Path, Pa
         verify(folder, **options)
     assert verify(folder, module=f"{file}:make", **options).passed
     other = verify(folder, module=f"{file}:other", **options)
-    # On some processors its tolerances, too, differ by more than a tenth.
-    assert other.exit_code in (6, 7)
+    assert other.exit_code == 7  # the tolerances are not those of this module either
     assert STORED in {verdict.runtime for verdict in other.failures}
     sizes = verify(folder, module=f"{file}:make", runtimes=["ort-cpu"], sizes=["frames=300"])
     assert sizes.passed
