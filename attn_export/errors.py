@@ -115,6 +115,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {printable(error) or 'no message'}"
 
 
+def why_unread(error: OSError | ValueError) -> str:
+    """Return why a file cannot be read: the system's words without its path, or what it holds."""
+    return getattr(error, "strerror", None) or one_line(error)
+
+
 _OUT_OF_MEMORY = (
     "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory",
     "annot allocate memory", "can't allocate memory", "failed to map segment",

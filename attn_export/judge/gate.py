@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import UsageError, one_line
+from attn_export.errors import UsageError, one_line, why_unread
 from attn_export.output_folder import write_errors, write_whole
 from attn_export.results import Golden, Report, RuntimeRun, Verdict
 from attn_export.schema import BaselineFile, ReportFile
@@ -51,8 +51,7 @@ def failed_in(path: Path) -> list[str]:
     try:
         report = checked(parse_json(read_text(path)), ReportFile)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or one_line(error)
-        raise UsageError(f"cannot read the report {path}: {why}") from error
+        raise UsageError(f"cannot read the report {path}: {why_unread(error)}") from error
     failed = (each.case for each in report.verdicts if each.status != "passed")
     names = dict.fromkeys(filter(None, failed))
     if not names:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.commands.options import STDOUT, file_option, option, quiet_option, with_help
 from attn_export.commands.output import echo, messages, write_file
-from attn_export.errors import UsageError, counted, one_line, printable
+from attn_export.errors import UsageError, counted, printable, why_unread
 from attn_export.untrusted_files import MOST_TEXT, read_text
 
 
@@ -110,8 +110,7 @@ def _lines(file: str) -> list[str]:
         try:
             text = read_text(Path(file))
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or one_line(error)
-            raise UsageError(f"cannot read {printable(file, 200)}: {why}") from error
+            raise UsageError(f"cannot read {printable(file, 200)}: {why_unread(error)}") from error
     lines = text.removesuffix("\n").split("\n")
     if not text:
         raise UsageError("there is no text; give FILE, --text or --ids")
