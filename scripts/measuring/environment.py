@@ -17,6 +17,10 @@ from attn_export.parts.benchmarks.bench import machine
 START = time.monotonic()
 """The time at which this script started."""
 
+MEASURED = (":/", *(f":(top,exclude){text}" for text in
+            ("docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml")))  # fmt: skip
+"""The files of this checkout that results depend on, for git: all but texts."""
+
 
 def let_children_import() -> None:
     """Let processes that this one starts import `measuring`."""
@@ -56,13 +60,11 @@ def made_by(facts: Mapping[str, Any] | None = None) -> str:
 
 
 def commit() -> str:
-    """Return the short commit of this checkout, with "+" where files beside results differ."""
+    """Return the short commit that last changed a measured file, with "+" if one differs now."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        command = ["git", "-C", str(Path(__file__).parent), *arguments, "--", *MEASURED]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
-    changed = git(
-        "status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)docs/results"
-    )
-    return f"{git('rev-parse', '--short=8', 'HEAD') or 'unknown'}{'+' if changed else ''}"
+    last = git("log", "-1", "--abbrev=8", "--format=%h") or "unknown"
+    return f"{last}{'+' if git('status', '--porcelain', '--untracked-files=no') else ''}"
