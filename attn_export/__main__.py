@@ -23,10 +23,10 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     from attn_export.commands.main import run
-    from attn_export.system_info import reuse_memory, sleep_while_waiting
+    from attn_export.system_info import reuse_memory, set_for_torch
 
     reuse_memory()
-    sleep_while_waiting()
+    set_for_torch()
     code = run(sys.argv[1:])
     # Ctrl-C must not change the exit code from here on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

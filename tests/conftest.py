@@ -20,14 +20,14 @@ from forking import fork_from_now_on, forking, run_forked, started_anew
 from attn_export.cases.draw import Interface
 from attn_export.runtimes.run_options import RunOptions
 from attn_export.spec import AttentionSpec
-from attn_export.system_info import reuse_memory, sleep_while_waiting
+from attn_export.system_info import reuse_memory, set_for_torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # The tests run in two processes on two cores, beside the runtimes that they start.
 torch.set_num_threads(1)
 reuse_memory()
-sleep_while_waiting()  # as command lines do, which are forked from a server with this environment
+set_for_torch()  # as command lines do, which are forked from a server with this environment
 # pytest would print these records of PyTorch's exporter with every failure.
 logging.getLogger("torch.__trace").addFilter(lambda _: False)
 

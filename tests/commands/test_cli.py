@@ -320,16 +320,22 @@ def test_a_terminal_gets_a_progress_bar(bundle: Path):
     assert "━" in shown.stdout
 
 
-def test_threads_sleep_while_they_wait_unless_the_environment_says_otherwise(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "ours", "given"),
+    [("OMP_WAIT_POLICY", "PASSIVE", "ACTIVE"), ("THP_MEM_ALLOC_ENABLE", "1", "0")],
+)
+def test_the_environment_of_torch_is_set_where_the_user_did_not(
+    name: str, ours: str, given: str, tmp_path: Path
+):
     code = (
         "import os, sys, attn_export.__main__ as program\n"
-        "program._exit = lambda code: print(os.environ['OMP_WAIT_POLICY'])\n"
+        f"program._exit = lambda code: print(os.environ['{name}'])\n"
         "sys.argv = ['attn-export', 'runtimes', '--help']\n"
         "program.main()\n"
     )
-    for given, found in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        inherited = {n: v for n, v in os.environ.items() if n != "OMP_WAIT_POLICY"}
-        environment = inherited | ({"OMP_WAIT_POLICY": given} if given else {})
+    for value, found in ((None, ours), (given, given)):
+        inherited = {n: v for n, v in os.environ.items() if n != name}
+        environment = inherited | ({name: value} if value else {})
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True,
             text=True,

@@ -28,7 +28,7 @@ from attn_export.runtimes.protocol import Limits
 from attn_export.runtimes.run_options import Progress
 from attn_export.schema import Manifest
 from attn_export.spec import AttentionSpec
-from attn_export.system_info import WAIT_POLICY, environment, processor
+from attn_export.system_info import FOR_TORCH, environment, processor
 from attn_export.temp_folders import scratch
 
 BATCHES, PREFILL_LENGTHS, DECODE_LENGTHS = (1,), (512,), (2048,)
@@ -226,8 +226,8 @@ class CandidateProcess:
 
     def _start(self) -> None:
         kind, limits = self.candidate.kind, self._limits
-        # Threads that sleep while they wait would make PyTorch's candidates slower.
-        environment = {n: value for n, value in os.environ.items() if n != WAIT_POLICY}
+        # Candidates are measured as users run them; threads that sleep would make PyTorch slower.
+        environment = {n: value for n, value in os.environ.items() if n not in FOR_TORCH}
         self._child = Child(child_command(_SERVE, limits, kind, limits.threads), environment)
 
     def _update(self, **fields: Any) -> None:

@@ -15,6 +15,7 @@ from attn_export.parts.benchmarks.bench import CandidateProcess, measure, progre
 from attn_export.parts.benchmarks.bundle_candidates import gemm_rooflines, read_rooflines
 from attn_export.parts.benchmarks.measurements import Candidate, Work
 from attn_export.runtimes.protocol import Limits
+from attn_export.system_info import FOR_TORCH
 
 LIMITS = Limits(threads=1, seconds=120, memory_mib=None)
 TURN = 0.01
@@ -119,8 +120,9 @@ def test_a_large_one_lives_for_its_own_turns_only(gemm: Candidate):
     assert len(process.measured().seconds) >= 2
 
 
-def test_a_candidates_threads_wait_as_usual(gemm: Candidate, monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+def test_a_candidate_has_the_environment_that_users_have(gemm: Candidate, monkeypatch):
+    for name, value in FOR_TORCH.items():
+        monkeypatch.setenv(name, value)
     process = CandidateProcess(gemm, LIMITS)
     try:
         until = time.monotonic() + 30
@@ -130,4 +132,4 @@ def test_a_candidates_threads_wait_as_usual(gemm: Candidate, monkeypatch):
     finally:
         process.close()
     assert b"PATH=" in environment
-    assert b"OMP_WAIT_POLICY" not in environment
+    assert not any(name.encode() in environment for name in FOR_TORCH)
