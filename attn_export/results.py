@@ -345,9 +345,9 @@ class Report:
             of_all[0][1], name=name,
             runs=tuple(replace(x, graph=part + x.graph) for part, r in of_all for x in r.runs),
             verdicts=tuple(replace(x, graph=at + x.graph) for at, r in of_all for x in r.verdicts),
-            notes=tuple(
-                dict.fromkeys(type(note)(part + note) for part, r in of_all for note in r.notes)
-            ),
+            notes=tuple(dict.fromkeys(
+                type(note)(f"{part}: {note}") for part, r in reports.items() for note in r.notes
+            )),
             explanations=tuple(part + cause for part, r in of_all for cause in r.explanations),
             dimensions={part + end: of for part, r in of_all for end, of in r.dimensions.items()},
             error=next((r.error for _, r in of_all if r.error is not None), None),

@@ -133,7 +133,7 @@ def test_a_note_is_cut_and_a_detail_is_counted_but_for_verbose():
     assert "2 notes in full: --verbose" in said
     said = printed(report, terminal=False, verbose=True)
     assert [f"note: {note.strip()}" in said for note in notes] == [True] * 3
-    assert Report.joined("both", {"part": report}).notes[2] == "part/what was tried"
+    assert Report.joined("both", {"part": report}).notes[2] == "part: what was tried"
     assert isinstance(Report.joined("both", {"part": report}).notes[2], Detail)
 
 
