@@ -38,11 +38,9 @@ _MOST_OF_BYTES = 32
 """The largest block of weights of 8 bits that have one scale for all inputs. Kernels may round as
 many inputs together, the fewer the better, and are no faster with larger blocks."""
 
-_PIECE = 2**24
-"""The number of elements of a weight that are rounded, or dequantised, together."""
-
-_SEARCHED = 2**20
-"""The same if scales are searched, in arrays that fit into a cache."""
+_PIECE = 2**18
+"""The number of elements of a weight that are rounded, or dequantised, together: arrays of them fit
+into a processor's cache."""
 
 FLOAT8 = "float8e4m3fn"
 """Floating numbers of 8 bits, as checkpoints may hold. Nothing is rounded to them."""
@@ -169,7 +167,7 @@ def quantise(
     integers = np.empty(weight.shape, np.int8)
     scales = np.empty((len(weight) // block, weight.shape[1]), np.float32)
     searches = rounding == SEARCH and block_size > 0
-    step = max((_SEARCHED if searches else _PIECE) // len(weight), 1)
+    step = max(_PIECE // len(weight), 1)
     for start in range(0, weight.shape[1], step):
         outputs = slice(start, start + step)
         blocks = _in_blocks(weight[:, outputs], block)
