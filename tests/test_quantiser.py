@@ -52,3 +52,12 @@ def test_scales_that_are_searched_lose_less_in_every_block():
     assert (searched.integers.min(), searched.integers.max()) == (-8, 7)
     assert searched.stored_bytes == nearest.stored_bytes == 256 * 64 // 2 + 8 * 64 * 4
     assert quantise(w, "int4", 0, SEARCH).integers.min() == -7  # one scale for all inputs
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_large_weight_has_in_each_output_what_the_output_has_alone(dtype: str):
+    w = np.random.default_rng(0).standard_normal((4096, 200)).astype(np.float32)  # several pieces
+    found = quantise(w, dtype, 32).by_output()
+    for output in (0, 63, 64, 199):
+        alone = quantise(w[:, [output]], dtype, 32).by_output()
+        assert np.array_equal(found[[output]], alone)
