@@ -38,7 +38,7 @@ _MOST_OF_BYTES = 32
 """The largest block of weights of 8 bits that have one scale for all inputs. Kernels may round as
 many inputs together, the fewer the better, and are no faster with larger blocks."""
 
-_PIECE = 2**18
+_PIECE = 2**20
 """The number of elements of a weight that are rounded, or dequantised, together: arrays of them fit
 into a processor's cache."""
 
