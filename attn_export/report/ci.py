@@ -72,7 +72,7 @@ def github_annotations(report: Report) -> list[str]:
         (f"{v.runtime}, {graph_label(v.graph)}, {v.case}", f"{v.output}: {v.message}")
         for v in report.failures[:SHOWN]
     ]
-    errors += [("beyond the budget", sentence) for sentence in _missed(report)]
+    errors += [("beyond the budget", sentence) for sentence in _missed(report)[:SHOWN]]
     errors += [
         (f"{run.runtime}, {graph_label(run.graph)}", f"{run.outcome}: {run.reason}")
         for run in report.runs

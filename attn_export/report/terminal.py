@@ -150,7 +150,7 @@ def print_report(
         for line in dict.fromkeys(_not_ran(summary) for summary in required):
             say(line, console)
     if report.quality is not None:
-        _print_quality(report.quality, console)
+        _print_quality(report.quality, console, option, verbose=verbose)
     # The reason that a whole run failed is already printed above.
     printed = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in report.failures if verdict.message not in printed]
@@ -252,7 +252,7 @@ _DEAREST = 4
 """The number of layers that are named."""
 
 
-def _print_quality(quality: Quality, console: Console) -> None:
+def _print_quality(quality: Quality, console: Console, option: str, *, verbose: bool) -> None:
     """Print the distance of a quantised model from the float model, which is no verdict."""
     budgets = ", ".join(map(str, quality.budgets)) or "none"
     say(f"quantised against float weights, budget {as_text(budgets)}", console)
@@ -272,8 +272,11 @@ def _print_quality(quality: Quality, console: Console) -> None:
         shown = (f"{loss.part} {loss.sqnr:.1f} dB, top1 {loss.top1:.1%}" for loss in losses)
         if losses:
             say(as_text(f"{name}: {'; '.join(shown)}"), console)
-    for sentence in quality.missed:
+    missed = quality.missed
+    for sentence in missed if verbose else missed[:SHOWN]:
         say(f"[red]beyond the budget[/] {as_text(sentence)}", console)
+    if not verbose and len(missed) > SHOWN:
+        say(f"… and {len(missed) - SHOWN} more beyond it; {option} has all", console)
 
 
 def _not_ran(summary: Summary) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -86,6 +87,17 @@ def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
     assert sum("beyond the budget" in line for line in github_annotations(report)) == 3
     assert to_html(report).count("beyond the budget") == 3
     validator().validate(json.loads(to_json(report)))
+
+
+def test_of_many_outputs_beyond_a_budget_the_first_are_printed(report: Report):
+    sentences = tuple(f"output_{n}: sqnr 3, budget sqnr>=9" for n in range(20))
+    many = dataclasses.replace(
+        report, quality=dataclasses.replace(report.quality, sentences=sentences)
+    )
+    said = to_text(many, "--json FILE")
+    assert said.count("beyond the budget output_") == 8
+    assert "… and 12 more beyond it; --json FILE has all" in said
+    assert sum("beyond the budget" in line for line in github_annotations(many)) == 20
 
 
 @pytest.mark.parametrize(
