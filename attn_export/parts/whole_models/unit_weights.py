@@ -301,6 +301,7 @@ class ChangedWeights:
             for owner, leaf in [_owner(unit, path)]
         }
         self._holders: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self._kept_unit, self._kept = None, dict[Any, Tensor]()
 
     def read(self, owner: nn.Module, leaf: str) -> Tensor:
         """Return a weight by the module that has it, in memory."""
@@ -316,10 +317,22 @@ class ChangedWeights:
         """
         unit, path = self._places[id(owner), leaf]
         stored: Any = unit._stored_weights
-        stored.changed[path] = read
+        stored.changed[path] = functools.partial(self._once, unit, read)
         holder = _holder(unit, path)
         self._holders.append((owner, leaf, holder))
         owner._parameters[leaf] = _placeholder(holder.shape, holder.dtype)
+
+    def _once(self, unit: Any, read: Callable[[slice], Tensor], rows: slice) -> Tensor:
+        """Return rows of a weight, and keep them until they are asked for again.
+
+        A float64 copy of a model asks for those that the model itself had just before it.
+        """
+        if self._kept_unit is not unit:
+            self._kept_unit, self._kept = unit, {}
+        key = read, rows.start, rows.stop
+        if key in self._kept:
+            return self._kept.pop(key)
+        return self._kept.setdefault(key, read(rows))
 
     def undo(self) -> None:
         """Let all weights be those of the checkpoint again."""
