@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -17,7 +18,7 @@ from attn_export.interface import BATCH, Shape
 from attn_export.measures import eps, measure
 from attn_export.reference.float64_mode import ComputeInFloat64
 from attn_export.reference.tolerance import BaseOracle
-from attn_export.results import Case
+from attn_export.results import Arrays, Case
 from attn_export.rule import EAGER
 from attn_export.source_location import is_user_file, show
 from attn_export.tensorfile import is_floating
@@ -66,23 +67,50 @@ FAR = 256
 """The distance of a module from its reference above which there is a note, in units of eps."""
 
 
-def reference_notes(oracle: BaseOracle, subject: Subject, case: Case) -> tuple[str, ...]:
+@dataclasses.dataclass(frozen=True)
+class ChangedInputs:
+    """Inputs of a case that are changed: notes say what this does to the reference.
+
+    Attributes:
+        moved: With the floating ones changed by a random share of up to `STEP`, down and up.
+        mixed: With other sequences beside the first one of a batch; empty if it has no other.
+    """
+
+    moved: tuple[Arrays, ...]
+    mixed: tuple[Arrays, ...]
+
+    @classmethod
+    def of(cls, subject: Subject, case: Case) -> ChangedInputs:
+        """Change the inputs of a case."""
+        return cls(_moved(case.inputs), _mixed(subject, case))
+
+    @property
+    def every(self) -> tuple[Arrays, ...]:
+        """All of them."""
+        return (*self.moved, *self.mixed)
+
+
+def reference_notes(
+    oracle: BaseOracle, subject: Subject, case: Case, changed: ChangedInputs
+) -> tuple[str, ...]:
     """Return notes on the reference of a module, as seen in a case."""
     return (
         *subject.operators.notes(),
         *_far_from_reference(oracle, case),
-        *_mixing_notes(oracle, subject, case),
+        *_mixing_notes(oracle, case, changed),
     )
 
 
 def code_notes(
-    oracle: BaseOracle, widening: ComputeInFloat64 | None, case: Case
-) -> tuple[str, ...]:
+    oracle: BaseOracle, subject: Subject, widening: ComputeInFloat64 | None, case: Case,
+    changed: ChangedInputs,
+) -> tuple[str, ...]:  # fmt: skip
     """Return notes on what the code of a module asks for, which concern its author.
 
     `widening`: The mode in which its float64 copy runs.
     """
-    return (*_precision_notes(oracle, widening, case), *_export_notes(oracle, case))
+    of_precision = _precision_notes(oracle, widening, case, changed)
+    return (*of_precision, *_export_notes(oracle, subject, case))
 
 
 def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
@@ -94,37 +122,43 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
     return (f"fixed axes were not varied: {shown}",) if fixed else ()
 
 
-def _mixing_notes(oracle: BaseOracle, subject: Subject, case: Case) -> Iterator[str]:
-    """Yield a note if the elements of a batch depend on one another.
+def _mixed(subject: Subject, case: Case) -> tuple[Arrays, ...]:
+    """Return inputs in which the sequences beside the first one are others, if there are any.
 
     An axis that the user calls ``batch`` counts as one here, whatever it does.
     """
     axes = subject.axes
     batch = BATCH if BATCH in case.sizes else subject.roles.axis(BATCH)
     names = {n for n, a in case.inputs.items() if axes[n].get(0) == batch and is_floating(a.dtype)}
-    count = case.sizes.get(batch, 1)
-    if not names or count < 2:
-        return
+    if not names or case.sizes.get(batch, 1) < 2:
+        return ()
     other = dict(case.inputs)
     for name in names:
         array = other[name] = case.inputs[name].copy()
         # Infinite elements belong to a mask.
         array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
-    before, (after,) = oracle.reference(case.inputs), oracle.references([other])
-    for name, t in before.items():
-        batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
-        if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
-            yield (
-                f"rows of a batch depend on one another: {name} of row 0 changes with the "
-                "inputs of the rows beside it"
-            )
-            return
+    return (other,)
 
 
-def _export_notes(oracle: BaseOracle, case: Case) -> Iterator[str]:
+def _mixing_notes(oracle: BaseOracle, case: Case, changed: ChangedInputs) -> Iterator[str]:
+    """Yield a note if the elements of a batch depend on one another."""
+    for other, after in zip(changed.mixed, oracle.references(changed.mixed), strict=True):
+        count = next(len(a) for name, a in other.items() if a is not case.inputs[name])
+        for name, t in oracle.reference(case.inputs).items():
+            batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
+            if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
+                yield (
+                    f"rows of a batch depend on one another: {name} of row 0 changes with the "
+                    "inputs of the rows beside it"
+                )
+                return
+
+
+def _export_notes(oracle: BaseOracle, subject: Subject, case: Case) -> Iterator[str]:
     """Yield a note if the module tests whether it is being exported."""
-    # In a dict of their own, as outputs may be known by the inputs.
-    calls = _find_export_tests(lambda: oracle.eager(dict(case.inputs)))
+    with subject.alike():
+        # In a dict of their own, as outputs may be known by the inputs.
+        calls = _find_export_tests(lambda: oracle.eager(dict(case.inputs)))
     if calls:
         yield (
             f"the model behaves differently under torch.export ({first_few(calls)}); graph and "
@@ -146,9 +180,9 @@ def _far_from_reference(oracle: BaseOracle, case: Case) -> Iterator[str]:
 
 
 def _precision_notes(
-    oracle: BaseOracle, widening: ComputeInFloat64 | None, case: Case
+    oracle: BaseOracle, widening: ComputeInFloat64 | None, case: Case, changed: ChangedInputs
 ) -> Iterator[str]:
-    error = precision(oracle, case)
+    error = precision(oracle, case, changed)
     lines = [line for line in widening.lines if line] if widening else []
     error_text = f"{error:.0e} in relative L2"
     if lines:
@@ -160,25 +194,14 @@ def _precision_notes(
         yield f"the float64 reference is itself accurate to {error_text} only"
 
 
-def precision(oracle: BaseOracle, case: Case) -> float:
+def precision(oracle: BaseOracle, case: Case, changed: ChangedInputs) -> float:
     """Return an estimate of the relative L2 error of the reference itself.
 
     For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
     δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type
     add their rounding errors to that difference.
     """
-    noise = {
-        name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
-        for name, array in case.inputs.items()
-        if is_floating(array.dtype)
-    }
-
-    def moved(sign: int) -> Mapping[str, np.ndarray]:
-        x = case.inputs
-        moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
-        return {**x, **moved}
-
-    before, after = oracle.references([moved(-1), moved(1)])
+    before, after = oracle.references(changed.moved)
     at = oracle.reference(case.inputs)
     errors = [
         measure((before[name] + after[name]) / 2, t).whole
@@ -186,3 +209,16 @@ def precision(oracle: BaseOracle, case: Case) -> float:
         if is_floating(t.dtype)
     ]
     return max(errors, default=0.0)
+
+
+def _moved(inputs: Arrays) -> tuple[Arrays, ...]:
+    """Return inputs of which floating ones are changed by a random share of up to `STEP`."""
+    noise = {
+        name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
+        for name, array in inputs.items()
+        if is_floating(array.dtype)
+    }
+    return tuple(
+        {**inputs, **{n: inputs[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}}
+        for sign in (-1, 1)
+    )

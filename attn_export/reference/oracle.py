@@ -129,12 +129,19 @@ class Oracle(BaseOracle):
         """Return notes on the reference of a user's module; none on a layer of ours."""
         if self.subject.traits.is_attention:
             return ()
-        from attn_export.reference.notes import code_notes, fixed_note, reference_notes
+        from attn_export.reference.notes import (
+            ChangedInputs,
+            code_notes,
+            fixed_note,
+            reference_notes,
+        )
 
         inputs = self.subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}
-        of_reference = reference_notes(self, self.subject, case)
-        return (*fixed_note(shapes), *of_reference, *code_notes(self, self.widening, case))
+        changed = ChangedInputs.of(self.subject, case)
+        of_reference = reference_notes(self, self.subject, case, changed)
+        of_code = code_notes(self, self.subject, self.widening, case, changed)
+        return (*fixed_note(shapes), *of_reference, *of_code)
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""

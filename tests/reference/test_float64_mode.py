@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export import Subject, build
-from attn_export.reference.notes import POOR, precision
+from attn_export.reference.notes import POOR, ChangedInputs, precision
 from attn_export.reference.oracle import Oracle
 from attn_export.results import Case
 
@@ -62,11 +62,12 @@ def test_explicit_float32_is_computed_in_float64():
 
 def test_the_precision_of_the_reference_is_measured():
     oracle = Oracle(subject())
-    assert precision(oracle, case()) < 1e-14
+    changed = ChangedInputs.of(oracle.subject, case())
+    assert precision(oracle, case(), changed) < 1e-14
     oracle.widening = None  # as a reference without it would be
     oracle.precise.table = oracle.precise.table.double()
-    assert 1e-9 < precision(oracle, case()) < 1e-6
-    assert precision(oracle, case()) > POOR
+    assert 1e-9 < precision(oracle, case(), changed) < 1e-6
+    assert precision(oracle, case(), changed) > POOR
 
 
 def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):

@@ -22,7 +22,7 @@ from attn_export.parts.whole_models.layer_errors import hidden_states, layer_err
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
 from attn_export.reference.float64_mode import widened_arrays
-from attn_export.reference.notes import code_notes, reference_notes
+from attn_export.reference.notes import ChangedInputs, code_notes, reference_notes
 from attn_export.reference.operations import math_backend
 from attn_export.reference.oracle import WIDER, Oracle
 from attn_export.reference.stored_evidence import MOST_BYTES, reduce_if_large
@@ -147,8 +147,14 @@ class ModelOracle(Oracle):
 
     def notes(self, case: Case) -> tuple[str, ...]:
         """Return notes on the reference, and on the tokens of the cases that were computed."""
-        of_code = map(Detail, code_notes(self, self.widening, case))
-        return (*self._tokens_note(), *reference_notes(self, self.subject, case), *of_code)
+        changed = self.changed(case)
+        of_reference = reference_notes(self, self.subject, case, changed)
+        of_code = map(Detail, code_notes(self, self.subject, self.widening, case, changed))
+        return (*self._tokens_note(), *of_reference, *of_code)
+
+    def changed(self, case: Case) -> ChangedInputs:
+        """Return changed inputs of the case of which there are notes."""
+        return ChangedInputs.of(self.subject, case)
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce golden vectors of many bytes to some positions, and return a note."""

@@ -21,6 +21,7 @@ from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
 from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, largest_unit
 from attn_export.reference.decisions import Decisions
 from attn_export.reference.float64_mode import widened_arrays
+from attn_export.reference.notes import ChangedInputs
 from attn_export.reference.operations import RoundingRecorder, math_backend
 from attn_export.reference.ties import TieOrder
 from attn_export.reference.tolerance import run_count
@@ -76,6 +77,7 @@ class UnitOracle(ModelOracle):
         # A run that restored it would take weights away from other runs.
         super().__init__(subject.having(restores_state=False), least_eps)
         self._axes = axes
+        self._changed: ChangedInputs | None = None
         self._made = dict[int, _Runs]()  # by the id of inputs
 
     def goldens(self, cases: Sequence[Case], phase: Callable[[str], None]) -> Iterator[Golden]:
@@ -94,13 +96,26 @@ class UnitOracle(ModelOracle):
 
     def references(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of several float64 runs, which are made together."""
-        cases = [Case("", "", {}, each, "") for each in inputs]
-        in_step([run for case in cases for run in self._runs_of(case, 0)])
+        early = self._changed.every if self._changed else ()
+        left = [x for x in inputs if not (id(x) in self._made and any(x is y for y in early))]
+        in_step([run for each in left for run in self._runs_with(each)])
         return [self._made.pop(id(each)).reference for each in inputs]
 
-    def further_runs(self, _: Case) -> Iterable[Callable[[], None]]:
-        """Return functions that make further runs of a case, beside those of its reference."""
-        return ()
+    def changed(self, case: Case) -> ChangedInputs:
+        """Return changed inputs of the case of which there are notes, the same at each call."""
+        self._changed = self._changed or super().changed(case)
+        return self._changed
+
+    def further_runs(self, case: Case) -> Iterable[Callable[[], None]]:
+        """Yield functions that make further runs of a case, beside those of its reference.
+
+        Those with changed inputs are for notes.
+        """
+        for inputs in self.changed(case).every if case.name == BASE else ():
+            yield from self._runs_with(inputs)
+
+    def _runs_with(self, inputs: Arrays) -> Iterator[Callable[[], None]]:
+        return self._runs_of(Case("", "", {}, inputs, ""), 0)
 
     def _references_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         return self.references(inputs)  # the copy in float64 reads the weights before rounding, too

@@ -168,15 +168,13 @@ class WeightLosses:
         self, choices: Sequence[Mapping[str, Product]], *, rounds_inputs: bool = False
     ) -> list[list[Arrays]]:
         """Return the outputs of each case, for each choice of products that are rounded."""
+        return self._made([self._runs(rounded, rounds_inputs) for rounded in choices])
+
+    def _runs(self, rounded: Mapping[str, Product], rounds_inputs: bool) -> list[_Run]:
+        """Return the runs of each case with these products rounded."""
         after = len(self._names)
-        runs = [
-            [
-                _Run(rounded, rounds_inputs, self._start(rounded, after), passed)
-                for passed in self._passed
-            ]
-            for rounded in choices
-        ]
-        return self._made(runs)
+        start = min((self._layer_of.get(path, after) for path in rounded), default=after)
+        return [_Run(rounded, rounds_inputs, start, passed) for passed in self._passed]
 
     def loss(self, part: str, outputs: Sequence[Arrays]) -> Loss:
         """Return the distance of the first output of some runs, one for each case."""
@@ -192,10 +190,8 @@ class WeightLosses:
         `more`: Losses by further causes.
         """
         causes = [("weights alone", False), ("with rounded inputs", True)][: 1 + rounds_inputs]
-        found = [
-            self.loss(name, self.outputs([self.products], rounds_inputs=rounds)[0])
-            for name, rounds in causes
-        ]
+        made = self._made([self._runs(self.products, rounds) for _, rounds in causes])
+        found = [self.loss(name, outputs) for (name, _), outputs in zip(causes, made, strict=True)]
         layers, projections = self.by_layer()
         return dataclasses.replace(
             quality, causes=(*found, *more), layers=tuple(layers), projections=tuple(projections)
@@ -214,9 +210,6 @@ class WeightLosses:
     def _sorted(self, names: Any, losses: Sequence[Loss]) -> list[Loss]:
         named = (dataclasses.replace(x, part=n) for n, x in zip(names, losses, strict=True))
         return sorted(named, key=lambda loss: loss.sqnr)
-
-    def _start(self, rounded: Mapping[str, Product], after: int) -> int:
-        return min((self._layer_of.get(path, after) for path in rounded), default=after)
 
     def _made(self, runs: Sequence[Sequence[_Run]]) -> list[list[Arrays]]:
         """Return the outputs of runs, each of which is a list of one for each case."""

@@ -21,7 +21,7 @@ from attn_export.commands.compare import compare_models
 from attn_export.errors import WeightsError
 from attn_export.export.export import export
 from attn_export.graph.save import save_graph
-from attn_export.parts.whole_models import model_checkpoint, unit_weights
+from attn_export.parts.whole_models import model_checkpoint, unit_oracle, unit_weights
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.unit_weights import (
     copy_by_unit,
@@ -29,6 +29,8 @@ from attn_export.parts.whole_models.unit_weights import (
     is_by_unit,
     stored_weights,
 )
+from attn_export.quantiser import QuantisedWeight
+from attn_export.results import BASE
 from attn_export.runtimes.protocol import Limits
 from attn_export.runtimes.run_options import RunOptions
 
@@ -88,6 +90,31 @@ def test_runs_in_step_read_each_unit_once_and_give_what_single_runs_give(monkeyp
     assert [torch.equal(x, y) for x, y in zip(found, [*single[::-1], single[1]], strict=True)]
     assert sorted(read) == sorted([*range(max(read) + 1)] * 2)  # in each of the two types
     assert read == sorted(read)
+
+
+def test_runs_with_changed_inputs_for_notes_are_made_with_the_cases(monkeypatch):
+    subject = Subject.from_model(EXPORTS / "llama" / "checkpoint")
+    oracle = subject.oracle(0.0)
+    (base,) = (case for case in subject.plan().cases if case.name == BASE)
+    assert len([*oracle.goldens([base], lambda _: None)]) == 1
+    passes = list[object]()
+    monkeypatch.setattr(unit_oracle, "in_step", passes.extend)
+    oracle.notes(base)
+    assert passes == []
+
+
+def test_weights_are_dequantised_once_for_a_model_and_its_copy_in_float64(monkeypatch):
+    subject = Subject.from_model(EXPORTS / "llama" / "checkpoint", weights_dtype="int4")
+    oracle, case = subject.oracle(0.0), next(iter(subject.plan().cases))
+    read, by_output = list[int](), QuantisedWeight.by_output
+
+    def counted(weight, *rows):
+        read.append(id(weight.integers))
+        return by_output(weight, *rows)
+
+    monkeypatch.setattr(QuantisedWeight, "by_output", counted)
+    oracle.references([case.inputs])
+    assert len(read) == len({*read}) > 10
 
 
 def test_an_error_in_one_run_in_step_ends_all_and_drops_the_weights():

@@ -350,6 +350,7 @@ class _QuantisedUnitOracle(_QuantisedModelOracle, UnitOracle):
 
     def further_runs(self, case: Case) -> Iterator[Callable[[], None]]:
         """Yield functions that make further runs of a case, beside those of its reference."""
+        yield from super().further_runs(case)
         make = super().with_rounded_inputs
 
         def run() -> None:
