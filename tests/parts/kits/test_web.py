@@ -73,11 +73,9 @@ def shown(address: str, page: Page) -> str:
 
 
 @pytest.fixture
-def passing(address: str, page: Page) -> Iterator[str]:
-    """Yield the address of a successful page, opened anew, which the test may change."""
-    page.open(address)
-    page.wait(DONE)
-    yield address
+def passing(shown: str, page: Page) -> Iterator[str]:
+    """Yield the address of a page that shows success, which the test may change."""
+    yield shown
     page.open("about:blank")
 
 
@@ -161,13 +159,6 @@ def test_missing_files_are_named(file: str, says: str, tmp_path: Path, page: Pag
         assert says in page.evaluate(TEXT)
 
 
-def test_files_that_are_no_bundle_are_said(passing: str, page: Page):
-    page.drop(bundle_of("append") / "model.onnx")
-    page.wait(f"{STATE} === 'error'")
-    assert "manifest.json cannot be read" in page.evaluate(TEXT)
-    assert "give the whole folder of a bundle" in page.evaluate(TEXT)
-
-
 @pytest.mark.extended
 def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: Need):
     need("webgpu")
@@ -177,36 +168,6 @@ def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: 
     facts = page.evaluate("document.getElementById('facts').innerText")
     assert "WebGPU" in facts
     assert "swiftshader, in software" in facts
-
-
-# -- the picture of the weights -----------------------------------------------------------------
-
-CHOOSE = (
-    "(id, value) => { const at = document.getElementById(id); at.value = value;"
-    " at.dispatchEvent(new Event('change')); return at.value; }"
-)
-VALUE = "document.getElementById('weights-value').textContent"
-
-
-def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, page: Page):
-    cases = page.evaluate("[...document.querySelectorAll('#weights-case option')].length")
-    assert cases > 20
-    name, queries, keys, visible = several_queries(bundle_of("append"))
-    assert page.evaluate(f"({CHOOSE})('weights-case', '{name}')") == name
-    picture = "document.getElementById('heat-map').toDataURL()"
-    first = page.evaluate(picture)
-    assert page.evaluate("document.getElementById('heat-map-says').textContent").startswith(
-        f"Head 0: {queries} queries (down) by {keys} keys (across); the largest weight, 0."
-    )
-    assert page.evaluate(f"({CHOOSE})('weights-head', '1')") == "1"
-    assert page.evaluate(picture) != first
-    # Weights that a causal mask hides are 0: the first query does not see the last key.
-    page.evaluate(f"({CHOOSE})('weights-key', '{keys - 1}')")
-    assert float(page.evaluate(VALUE)) == 0
-    page.evaluate(f"({CHOOSE})('weights-key', '{visible}')")
-    assert 0 < float(page.evaluate(VALUE)) < 1
-    page.evaluate(f"({CHOOSE})('weights-key', '9999')")  # there is none
-    assert page.evaluate("document.getElementById('weights-key').value") == f"{keys - 1}"
 
 
 # -- for everybody ------------------------------------------------------------------------------
@@ -240,7 +201,7 @@ def test_a_page_has_the_texts_for_screen_readers(shown: str, page: Page):
     assert page.evaluate("document.getElementById('verdict').getAttribute('role')") == "status"
 
 
-def test_keys_reach_every_control_and_the_focus_is_seen(passing: str, page: Page):
+def test_keys_reach_every_control_and_the_focus_is_seen(shown: str, page: Page):
     reached = []
     for _ in range(12):
         page.press("Tab")
@@ -253,3 +214,40 @@ def test_keys_reach_every_control_and_the_focus_is_seen(passing: str, page: Page
     wanted = ["engine", "submit", "folder", "weights-case", "weights-batch", "weights-head"]
     assert [name for name in reached if name in wanted][:6] == wanted
     assert {"weights-query", "weights-key"} <= set(reached)
+
+
+# -- the picture of the weights -----------------------------------------------------------------
+
+CHOOSE = (
+    "(id, value) => { const at = document.getElementById(id); at.value = value;"
+    " at.dispatchEvent(new Event('change')); return at.value; }"
+)
+VALUE = "document.getElementById('weights-value').textContent"
+
+
+def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, page: Page):
+    cases = page.evaluate("[...document.querySelectorAll('#weights-case option')].length")
+    assert cases > 20
+    name, queries, keys, visible = several_queries(bundle_of("append"))
+    assert page.evaluate(f"({CHOOSE})('weights-case', '{name}')") == name
+    picture = "document.getElementById('heat-map').toDataURL()"
+    first = page.evaluate(picture)
+    assert page.evaluate("document.getElementById('heat-map-says').textContent").startswith(
+        f"Head 0: {queries} queries (down) by {keys} keys (across); the largest weight, 0."
+    )
+    assert page.evaluate(f"({CHOOSE})('weights-head', '1')") == "1"
+    assert page.evaluate(picture) != first
+    # Weights that a causal mask hides are 0: the first query does not see the last key.
+    page.evaluate(f"({CHOOSE})('weights-key', '{keys - 1}')")
+    assert float(page.evaluate(VALUE)) == 0
+    page.evaluate(f"({CHOOSE})('weights-key', '{visible}')")
+    assert 0 < float(page.evaluate(VALUE)) < 1
+    page.evaluate(f"({CHOOSE})('weights-key', '9999')")  # there is none
+    assert page.evaluate("document.getElementById('weights-key').value") == f"{keys - 1}"
+
+
+def test_files_that_are_no_bundle_are_said(passing: str, page: Page):
+    page.drop(bundle_of("append") / "model.onnx")
+    page.wait(f"{STATE} === 'error'")
+    assert "manifest.json cannot be read" in page.evaluate(TEXT)
+    assert "give the whole folder of a bundle" in page.evaluate(TEXT)
