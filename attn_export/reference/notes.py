@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -32,7 +32,7 @@ _EXPORT_TESTS = (
 """Functions that return something else during an export than in a plain call."""
 
 
-def _find_export_tests(run: Callable[[], Any]) -> list[str]:
+def find_export_tests(run: Callable[[], Any]) -> list[str]:
     """Return the calls of `_EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``."""
     names = {function.__code__: function.__name__ for function in _EXPORT_TESTS}
     calls: dict[str, None] = {}
@@ -69,48 +69,53 @@ FAR = 256
 
 @dataclasses.dataclass(frozen=True)
 class ChangedInputs:
-    """Inputs of a case that are changed: notes say what this does to the reference.
+    """A case and what its inputs are changed to: notes say what this does to the reference.
 
     Attributes:
-        moved: With the floating ones changed by a random share of up to `STEP`, down and up.
-        mixed: With other sequences beside the first one of a batch; empty if it has no other.
+        moved: Inputs of which the floating ones are changed by a random share of up to `STEP`, down
+            and up; empty if none is.
+        mixed: Inputs with other sequences beside the first one of the batch; None if it has none.
+        batch: The number of sequences.
     """
 
+    case: Case
     moved: tuple[Arrays, ...]
-    mixed: tuple[Arrays, ...]
+    mixed: Arrays | None
+    batch: int
 
     @classmethod
     def of(cls, subject: Subject, case: Case) -> ChangedInputs:
         """Change the inputs of a case."""
-        return cls(_moved(case.inputs), _mixed(subject, case))
+        axis = BATCH if BATCH in case.sizes else subject.roles.axis(BATCH)
+        return cls(case, _moved(case.inputs), _mixed(subject, case, axis), case.sizes.get(axis, 1))
 
     @property
-    def every(self) -> tuple[Arrays, ...]:
-        """All of them."""
-        return (*self.moved, *self.mixed)
+    def all(self) -> tuple[Arrays, ...]:
+        """Each of the inputs."""
+        return self.moved if self.mixed is None else (*self.moved, self.mixed)
 
 
 def reference_notes(
-    oracle: BaseOracle, subject: Subject, case: Case, changed: ChangedInputs
+    oracle: BaseOracle, subject: Subject, changed: ChangedInputs
 ) -> tuple[str, ...]:
     """Return notes on the reference of a module, as seen in a case."""
     return (
         *subject.operators.notes(),
-        *_far_from_reference(oracle, case),
-        *_mixing_notes(oracle, case, changed),
+        *_far_from_reference(oracle, changed.case),
+        *_mixing_notes(oracle, changed),
     )
 
 
 def code_notes(
-    oracle: BaseOracle, subject: Subject, widening: ComputeInFloat64 | None, case: Case,
-    changed: ChangedInputs,
+    oracle: BaseOracle, widening: ComputeInFloat64 | None, changed: ChangedInputs,
+    export_tests: Sequence[str],
 ) -> tuple[str, ...]:  # fmt: skip
     """Return notes on what the code of a module asks for, which concern its author.
 
     `widening`: The mode in which its float64 copy runs.
+    `export_tests`: What `find_export_tests` finds in a run.
     """
-    of_precision = _precision_notes(oracle, widening, case, changed)
-    return (*of_precision, *_export_notes(oracle, subject, case))
+    return (*_precision_notes(oracle, widening, changed), *_export_notes(export_tests))
 
 
 def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
@@ -122,43 +127,40 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
     return (f"fixed axes were not varied: {shown}",) if fixed else ()
 
 
-def _mixed(subject: Subject, case: Case) -> tuple[Arrays, ...]:
+def _mixed(subject: Subject, case: Case, batch: str) -> Arrays | None:
     """Return inputs in which the sequences beside the first one are others, if there are any.
 
-    An axis that the user calls ``batch`` counts as one here, whatever it does.
+    `batch`: An axis that the user calls so counts as one, whatever it does.
     """
     axes = subject.axes
-    batch = BATCH if BATCH in case.sizes else subject.roles.axis(BATCH)
     names = {n for n, a in case.inputs.items() if axes[n].get(0) == batch and is_floating(a.dtype)}
     if not names or case.sizes.get(batch, 1) < 2:
-        return ()
+        return None
     other = dict(case.inputs)
     for name in names:
         array = other[name] = case.inputs[name].copy()
         # Infinite elements belong to a mask.
         array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
-    return (other,)
+    return other
 
 
-def _mixing_notes(oracle: BaseOracle, case: Case, changed: ChangedInputs) -> Iterator[str]:
+def _mixing_notes(oracle: BaseOracle, changed: ChangedInputs) -> Iterator[str]:
     """Yield a note if the elements of a batch depend on one another."""
-    for other, after in zip(changed.mixed, oracle.references(changed.mixed), strict=True):
-        count = next(len(a) for name, a in other.items() if a is not case.inputs[name])
-        for name, t in oracle.reference(case.inputs).items():
-            batch_first = t.ndim > 0 and len(t) == count and is_floating(t.dtype)
-            if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
-                yield (
-                    f"rows of a batch depend on one another: {name} of row 0 changes with the "
-                    "inputs of the rows beside it"
-                )
-                return
+    if changed.mixed is None:
+        return
+    before, (after,) = oracle.reference(changed.case.inputs), oracle.references([changed.mixed])
+    for name, t in before.items():
+        batch_first = t.ndim > 0 and len(t) == changed.batch and is_floating(t.dtype)
+        if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
+            yield (
+                f"rows of a batch depend on one another: {name} of row 0 changes with the "
+                "inputs of the rows beside it"
+            )
+            return
 
 
-def _export_notes(oracle: BaseOracle, subject: Subject, case: Case) -> Iterator[str]:
+def _export_notes(calls: Sequence[str]) -> Iterator[str]:
     """Yield a note if the module tests whether it is being exported."""
-    with subject.alike():
-        # In a dict of their own, as outputs may be known by the inputs.
-        calls = _find_export_tests(lambda: oracle.eager(dict(case.inputs)))
     if calls:
         yield (
             f"the model behaves differently under torch.export ({first_few(calls)}); graph and "
@@ -180,9 +182,9 @@ def _far_from_reference(oracle: BaseOracle, case: Case) -> Iterator[str]:
 
 
 def _precision_notes(
-    oracle: BaseOracle, widening: ComputeInFloat64 | None, case: Case, changed: ChangedInputs
+    oracle: BaseOracle, widening: ComputeInFloat64 | None, changed: ChangedInputs
 ) -> Iterator[str]:
-    error = precision(oracle, case, changed)
+    error = precision(oracle, changed)
     lines = [line for line in widening.lines if line] if widening else []
     error_text = f"{error:.0e} in relative L2"
     if lines:
@@ -194,15 +196,16 @@ def _precision_notes(
         yield f"the float64 reference is itself accurate to {error_text} only"
 
 
-def precision(oracle: BaseOracle, case: Case, changed: ChangedInputs) -> float:
+def precision(oracle: BaseOracle, changed: ChangedInputs) -> float:
     """Return an estimate of the relative L2 error of the reference itself.
 
     For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
     δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type
     add their rounding errors to that difference.
     """
-    before, after = oracle.references(changed.moved)
-    at = oracle.reference(case.inputs)
+    if not changed.moved:
+        return 0.0
+    at, (before, after) = oracle.reference(changed.case.inputs), oracle.references(changed.moved)
     errors = [
         measure((before[name] + after[name]) / 2, t).whole
         for name, t in at.items()
@@ -212,7 +215,6 @@ def precision(oracle: BaseOracle, case: Case, changed: ChangedInputs) -> float:
 
 
 def _moved(inputs: Arrays) -> tuple[Arrays, ...]:
-    """Return inputs of which floating ones are changed by a random share of up to `STEP`."""
     noise = {
         name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
         for name, array in inputs.items()
@@ -221,4 +223,5 @@ def _moved(inputs: Arrays) -> tuple[Arrays, ...]:
     return tuple(
         {**inputs, **{n: inputs[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}}
         for sign in (-1, 1)
+        if noise
     )

@@ -132,6 +132,7 @@ class Oracle(BaseOracle):
         from attn_export.reference.notes import (
             ChangedInputs,
             code_notes,
+            find_export_tests,
             fixed_note,
             reference_notes,
         )
@@ -139,8 +140,9 @@ class Oracle(BaseOracle):
         inputs = self.subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}
         changed = ChangedInputs.of(self.subject, case)
-        of_reference = reference_notes(self, self.subject, case, changed)
-        of_code = code_notes(self, self.subject, self.widening, case, changed)
+        of_reference = reference_notes(self, self.subject, changed)
+        calls = find_export_tests(lambda: self.eager(case.inputs))
+        of_code = code_notes(self, self.widening, changed, calls)
         return (*fixed_note(shapes), *of_reference, *of_code)
 
     def reduce(self, folder: Path) -> tuple[str, ...]:

@@ -63,11 +63,11 @@ def test_explicit_float32_is_computed_in_float64():
 def test_the_precision_of_the_reference_is_measured():
     oracle = Oracle(subject())
     changed = ChangedInputs.of(oracle.subject, case())
-    assert precision(oracle, case(), changed) < 1e-14
+    assert precision(oracle, changed) < 1e-14
     oracle.widening = None  # as a reference without it would be
     oracle.precise.table = oracle.precise.table.double()
-    assert 1e-9 < precision(oracle, case(), changed) < 1e-6
-    assert precision(oracle, case(), changed) > POOR
+    assert 1e-9 < precision(oracle, changed) < 1e-6
+    assert precision(oracle, changed) > POOR
 
 
 def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):

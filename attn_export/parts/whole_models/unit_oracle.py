@@ -78,6 +78,7 @@ class UnitOracle(ModelOracle):
         super().__init__(subject.having(restores_state=False), least_eps)
         self._axes = axes
         self._changed: ChangedInputs | None = None
+        self._export_tests: Sequence[str] | None = None
         self._made = dict[int, _Runs]()  # by the id of inputs
 
     def goldens(self, cases: Sequence[Case], phase: Callable[[str], None]) -> Iterator[Golden]:
@@ -96,28 +97,41 @@ class UnitOracle(ModelOracle):
 
     def references(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs of several float64 runs, which are made together."""
-        early = self._changed.every if self._changed else ()
-        left = [x for x in inputs if not (id(x) in self._made and any(x is y for y in early))]
-        in_step([run for each in left for run in self._runs_with(each)])
+        missing = [each for each in inputs if id(each) not in self._made]
+        in_step([run for each in missing for run in self._runs_with(each)])
         return [self._made.pop(id(each)).reference for each in inputs]
 
     def changed(self, case: Case) -> ChangedInputs:
         """Return changed inputs of the case of which there are notes, the same at each call."""
-        self._changed = self._changed or super().changed(case)
+        if self._changed is None or self._changed.case is not case:
+            self._changed = super().changed(case)
         return self._changed
+
+    def export_tests(self, inputs: Arrays) -> Sequence[str]:
+        """Return what `find_export_tests` finds in a run, which was made with those of the case."""
+        return super().export_tests(inputs) if self._export_tests is None else self._export_tests
 
     def further_runs(self, case: Case) -> Iterable[Callable[[], None]]:
         """Yield functions that make further runs of a case, beside those of its reference.
 
-        Those with changed inputs are for notes.
+        Those of the base case are for notes on the model.
         """
-        for inputs in self.changed(case).every if case.name == BASE else ():
+        if case.name != BASE:
+            return
+        for inputs in self.changed(case).all:
             yield from self._runs_with(inputs)
+        anew = dict(case.inputs)  # outputs of its own inputs are known
+
+        def find() -> None:
+            self._export_tests = super(UnitOracle, self).export_tests(anew)
+
+        yield find
 
     def _runs_with(self, inputs: Arrays) -> Iterator[Callable[[], None]]:
         return self._runs_of(Case("", "", {}, inputs, ""), 0)
 
     def _references_before(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        self._made.clear()  # they are of the weights after rounding
         return self.references(inputs)  # the copy in float64 reads the weights before rounding, too
 
     def _groups(self, cases: Sequence[Case]) -> Iterator[list[tuple[Case, int]]]:
@@ -128,7 +142,8 @@ class UnitOracle(ModelOracle):
         for number, case in enumerate(cases):
             like = self._like_outputs(case)
             noisy = run_count(like, case.contents)[1] if number < MEASURED else 0
-            size = (3 + noisy) * sum(8 * array.size for array in like.values())
+            for_notes = 2 * len(self.changed(case).all) if case.name == BASE else 0
+            size = (3 + noisy + for_notes) * sum(8 * array.size for array in like.values())
             if group and held + size > most:
                 yield group
                 group, held = [], 0
