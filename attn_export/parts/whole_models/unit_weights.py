@@ -301,7 +301,8 @@ class ChangedWeights:
             for owner, leaf in [_owner(unit, path)]
         }
         self._holders: list[tuple[nn.Module, str, nn.Parameter]] = []
-        self._kept_unit, self._kept = None, dict[Any, Tensor]()
+        self._last_unit: nn.Module | None = None
+        self._kept = dict[Any, Tensor]()
 
     def read(self, owner: nn.Module, leaf: str) -> Tensor:
         """Return a weight by the module that has it, in memory."""
@@ -317,22 +318,24 @@ class ChangedWeights:
         """
         unit, path = self._places[id(owner), leaf]
         stored: Any = unit._stored_weights
-        stored.changed[path] = functools.partial(self._once, unit, read)
+        stored.changed[path] = functools.partial(self._read_once, unit, read)
         holder = _holder(unit, path)
         self._holders.append((owner, leaf, holder))
         owner._parameters[leaf] = _placeholder(holder.shape, holder.dtype)
 
-    def _once(self, unit: Any, read: Callable[[slice], Tensor], rows: slice) -> Tensor:
-        """Return rows of a weight, and keep them until they are asked for again.
+    def _read_once(self, unit: nn.Module, read: Callable[[slice], Tensor], rows: slice) -> Tensor:
+        """Return rows of a weight; a whole one is kept until it is asked for again.
 
         A float64 copy of a model asks for those that the model itself had just before it.
         """
-        if self._kept_unit is not unit:
-            self._kept_unit, self._kept = unit, {}
-        key = read, rows.start, rows.stop
-        if key in self._kept:
-            return self._kept.pop(key)
-        return self._kept.setdefault(key, read(rows))
+        if self._last_unit is not unit:
+            self._last_unit = unit
+            self._kept.clear()
+        if rows != slice(None):  # of a weight too large for memory
+            return read(rows)
+        return (
+            self._kept.pop(read) if read in self._kept else self._kept.setdefault(read, read(rows))
+        )
 
     def undo(self) -> None:
         """Let all weights be those of the checkpoint again."""
@@ -348,6 +351,7 @@ class ChangedWeights:
         try:
             for _, stored in self._units:
                 stored.changed.clear()
+            self._kept.clear()
             yield
         finally:
             for (_, stored), changed in zip(self._units, before, strict=True):
@@ -356,7 +360,9 @@ class ChangedWeights:
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the repeated layers or their parts, and outside them modules with large weights."""
-    if any(weight.numel() > _SMALL for weight in module._parameters.values() if weight is not None):
+    # Embeddings of positions may be read by other modules, and never be called.
+    small = _SMALL * (32 if isinstance(module, nn.Embedding) else 1)
+    if any(weight.numel() > small for weight in module._parameters.values() if weight is not None):
         yield module
         return
     for child in module.children():
@@ -474,7 +480,10 @@ def _leave(unit: nn.Module, _: Any, outputs: Any) -> Any:
     return outputs
 
 
-_THREADS = ThreadPoolExecutor(1000)
+_AT_ONCE = 500
+"""The largest number of runs that pass a unit together."""
+
+_THREADS = ThreadPoolExecutor(2 * _AT_ONCE)  # a run in step may start others
 """The threads of all runs. They are used again, as libraries keep memory for each new one."""
 
 
@@ -546,6 +555,13 @@ def in_step(
     One works at a time, in their order, until it needs a unit whose weights are not there. When all
     have come so far, the weights of the first of these units are read.
     """
+    results = list[_T]()
+    for start in range(0, len(functions), _AT_ONCE):
+        results += _in_step(functions[start : start + _AT_ONCE], started)
+    return results
+
+
+def _in_step(functions: Sequence[Callable[[], _T]], started: Callable[[int], None]) -> list[_T]:
     # Runs set and reset this for the whole process, in turns.
     with sdpa_kernel(SDPBackend.MATH):
         runs = [_Run(function) for function in functions]

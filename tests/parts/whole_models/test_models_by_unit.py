@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 import signal
 import sys
@@ -15,13 +16,14 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from tiny_encoders import tiny_encoder
 
 from attn_export import Subject, temp_folders
 from attn_export.commands.compare import compare_models
 from attn_export.errors import WeightsError
 from attn_export.export.export import export
 from attn_export.graph.save import save_graph
-from attn_export.parts.whole_models import model_checkpoint, unit_oracle, unit_weights
+from attn_export.parts.whole_models import model_checkpoint, unit_weights
 from attn_export.parts.whole_models.model_checkpoint import read_checkpoint
 from attn_export.parts.whole_models.unit_weights import (
     copy_by_unit,
@@ -97,24 +99,41 @@ def test_runs_with_changed_inputs_for_notes_are_made_with_the_cases(monkeypatch)
     oracle = subject.oracle(0.0)
     (base,) = (case for case in subject.plan().cases if case.name == BASE)
     assert len([*oracle.goldens([base], lambda _: None)]) == 1
-    passes = list[object]()
-    monkeypatch.setattr(unit_oracle, "in_step", passes.extend)
+    read = list[object]()
+    monkeypatch.setattr(unit_weights, "_load", read.append)
     oracle.notes(base)
-    assert passes == []
+    assert read == []
 
 
-def test_weights_are_dequantised_once_for_a_model_and_its_copy_in_float64(monkeypatch):
+@pytest.mark.parametrize("largest", [2**12, 2**10])  # larger ones lie in files
+def test_weights_are_dequantised_once_for_a_model_and_its_copy_in_float64(largest, monkeypatch):
+    monkeypatch.setattr(unit_weights, "_WIDENED", largest)
     subject = Subject.from_model(EXPORTS / "llama" / "checkpoint", weights_dtype="int4")
     oracle, case = subject.oracle(0.0), next(iter(subject.plan().cases))
-    read, by_output = list[int](), QuantisedWeight.by_output
+    read, by_output = list[object](), QuantisedWeight.by_output
 
     def counted(weight, *rows):
-        read.append(id(weight.integers))
+        read.append((id(weight.integers), str(rows)))
         return by_output(weight, *rows)
 
     monkeypatch.setattr(QuantisedWeight, "by_output", counted)
     oracle.references([case.inputs])
-    assert len(read) == len({*read}) > 10
+    assert len(read) == len({*read}) > 5
+    assert len(oracle._weights._changed._kept) == 0
+
+
+def test_more_runs_than_threads_are_made_in_step():
+    assert in_step([functools.partial(int, n) for n in range(1200)]) == [*range(1200)]
+
+
+def test_embeddings_that_other_modules_read_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(unit_weights, "_SMALL", 64)
+    model = tiny_encoder("deberta-v2")
+    model.save_pretrained(tmp_path)
+    by_unit = read_checkpoint(tmp_path).load_by_unit()
+    assert is_by_unit(by_unit)
+    with torch.no_grad():
+        assert torch.equal(by_unit(IDS).last_hidden_state, model(IDS).last_hidden_state)
 
 
 def test_an_error_in_one_run_in_step_ends_all_and_drops_the_weights():
