@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import OutputError
 from attn_export.interruption import AT_END
@@ -146,9 +146,38 @@ def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
             lock.release()
 
 
+@functools.cache
+def allow_many_files() -> None:
+    """Raise the limit of open files, as far as it may be: each mapped array is one."""
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+_FILES = 2**16
+"""The number of files that may be open."""
+
+
 def in_file(array: np.ndarray) -> np.ndarray:
     """Return an array that lies in a temporary file, which goes with the last view of it."""
     return joined_in_file([array]).reshape(array.shape)
+
+
+def on_disk(array: Any) -> Any:
+    """Return a value that is read later: from a file, if it is a large array."""
+    if getattr(array, "nbytes", 0) < _SMALL or array.dtype.hasobject:
+        return array
+    return array if array.dtype.name == "bfloat16" else in_file(array)
+
+
+_SMALL = 2**16
+"""The size in bytes of arrays that stay in memory."""
 
 
 def joined_in_file(arrays: Iterable[np.ndarray]) -> np.ndarray:
@@ -162,6 +191,7 @@ def joined_in_file(arrays: Iterable[np.ndarray]) -> np.ndarray:
         file.flush()
         if not file.tell():
             return array.reshape(-1)
+        allow_many_files()
         view: np.ndarray = np.memmap(file, array.dtype, "r")
     return view
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.temp_folders import allow_many_files
 from attn_export.tensorproto import CODES, TensorMessage, parse, serialise
 from attn_export.untrusted_files import read_bytes
 
@@ -93,6 +94,7 @@ def _mapped(path: Path, array: Array) -> Array:
     if not is_large or sys.byteorder != "little" or os.name != "posix":
         return array
     start = path.stat().st_size - array.nbytes  # values are the last field
+    allow_many_files()
     # Not read-only, as PyTorch takes no such arrays; what is written stays in memory.
     return np.memmap(path, array.dtype, "c", start, array.shape)
 

@@ -173,7 +173,7 @@ RUNS = (
     option(
         "--memory", metavar="SIZE",
         help="The memory of each runtime's process, as in 8GiB. A graph whose weights take more "
-        "than an eighth of it runs in slices.  [default: 3/4 of the machine's]",
+        "than an eighth of it runs in slices.  [default: 3/4 of what there is]",
     ),
     option(
         "--whole", is_flag=True, help="Run every graph whole, however large its weights are.",

@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -32,6 +32,38 @@ Options = Mapping[str, str]
 
 SLICES = 8
 """The number of slices up to which a graph runs whole. Its weights may take twice as much."""
+
+
+def memory_here(root: Path = Path("/")) -> int | None:
+    """Return the bytes of memory of the machine, or those that its control groups allow.
+
+    `root`: The folder of ``proc`` and ``sys``.
+    """
+    sizes = list[int]()
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in _limits_of_groups(root):
+        try:
+            sizes.append(int(file.read_text()))  # "max" if there is none
+        except (OSError, ValueError):
+            continue
+    return min(sizes, default=None)
+
+
+def _limits_of_groups(root: Path) -> Iterator[Path]:
+    """Yield the files with limits of memory of the groups of this process, and those above them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        for group in (Path(path), *Path(path).parents):
+            yield folder / group.relative_to("/") / name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +93,10 @@ class Limits:
 
     @classmethod
     def default(cls) -> Limits:
-        """Return limits of all cores, 120 s, and three quarters of the machine's memory."""
+        """Return limits of all cores, 120 s, and three quarters of the memory."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        memory = None
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            memory = int(total * 0.75) >> 20
+        total = memory_here()
+        memory = None if total is None else int(total * 0.75) >> 20
         return cls(threads=cores or 1, seconds=120.0, memory_mib=memory)
 
 

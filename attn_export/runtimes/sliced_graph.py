@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,17 +21,14 @@ from attn_export.errors import one_line
 from attn_export.graph.load import load_proto, mapped_data, names_read, refuse_bad_data
 from attn_export.heap import give_back
 from attn_export.runtimes.protocol import Engine, Facts
-from attn_export.temp_folders import in_file
+from attn_export.temp_folders import on_disk
 
 if TYPE_CHECKING:
     from attn_export.results import Arrays
 
 
-_SMALL = 2**16
-"""The size in bytes of outputs that stay in memory until all slices have run."""
-
-
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+NARROW_INTEGERS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +89,7 @@ class SlicedEngine(Engine):
                     # Its outputs that share the buffer of one of its inputs.
                     own = {n: x for n, x in bound.items() if n in part.gives and x in part.takes}
                     made = engine.run(taken, own)
-                    held |= {n: x if n in read_later else _on_disk(x) for n, x in made.items()}
+                    held |= {n: x if n in read_later else on_disk(x) for n, x in made.items()}
                     advance()
                 except Exception as error:
                     errors[key] = error
@@ -168,16 +165,12 @@ class SlicedEngine(Engine):
         # Those of a product in columns have the sizes of all columns.
         described = () if part.weight else graph.value_info
         model.graph.value_info.extend(x for x in described if x.name in made)
-        return model.SerializeToString(), sum(
-            _bytes_of(x) for x in model.graph.initializer if x.data_type in _FLOATS
-        )
+        return model.SerializeToString(), weights_in(model, _FLOATS)
 
 
-def _on_disk(array: np.ndarray) -> np.ndarray:
-    """Return an array that is read at the end, from a file if it is large."""
-    if array.nbytes < _SMALL or array.dtype.hasobject or array.dtype.name == "bfloat16":
-        return array
-    return in_file(array)
+def weights_in(model: onnx.ModelProto, types: Collection[int]) -> int:
+    """Return the bytes of the weights of a graph that are of some types."""
+    return sum(_bytes_of(x) for x in model.graph.initializer if x.data_type in types)
 
 
 def _cut(model: onnx.ModelProto, most: int) -> Iterator[_Slice]:

@@ -28,6 +28,7 @@ from attn_export.parts.value_ranges.range_rule import (
 from attn_export.parts.value_ranges.streamed_graph import StreamedGraph
 from attn_export.quality import Budget
 from attn_export.runtimes.run_options import Progress
+from attn_export.temp_folders import on_disk
 from attn_export.tensorfile import Array
 
 _MOST_ALONE = 20
@@ -187,6 +188,9 @@ class _Analyser:
                 self._facts[seen.name] = known.joined(facts) if known else facts
 
         reference, free_outputs, outputs = self._lockstep.run(inputs, (wide, free, narrow), observe)
+        reference, free_outputs = (
+            {name: on_disk(x) for name, x in found.items()} for found in (reference, free_outputs)
+        )
         self._expected.append(ExpectedOutputs(reference, free_outputs, self._format, self._budgets))
         return outputs
 
