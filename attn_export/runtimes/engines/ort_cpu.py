@@ -81,9 +81,14 @@ class OrtCpu(Runtime):
         sdk()
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
-        sizes = (path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+        size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+        if size > PREPACK_UP_TO:  # of these, integers need the layout of their kernels
+            from attn_export.graph.load import load_proto
+            from attn_export.runtimes.sliced_graph import NARROW_INTEGERS, weights_in
+
+            size -= weights_in(load_proto(graph), NARROW_INTEGERS)
         settings = with_options(session_options(threads, graph), options)
-        return _loaded(graph, settings, sum(sizes), PREPACK_UP_TO)
+        return _loaded(graph, settings, size, PREPACK_UP_TO)
 
     def load_in_slices(self, graph: Path, threads: int, most: int) -> Engine | None:
         """Load a graph of which one slice is in memory at a time."""
