@@ -59,7 +59,8 @@ def reduce_if_large(folder: Path, most_bytes: int) -> tuple[str, ...]:
         left -= sizes[name]
         if left >= 0 or name in first:
             whole.add(name)
-    return reduce_evidence(folder, most_bytes // 2, whole)
+    others = max(most_bytes - sum(sizes[name] for name in whole), 0)
+    return reduce_evidence(folder, min(others, most_bytes // 2), whole)
 
 
 def _bytes(case: Path) -> int:

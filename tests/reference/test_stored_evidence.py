@@ -138,6 +138,14 @@ def test_a_case_of_each_pattern_is_kept_too(folder):
     assert [x.name for x in read_index(folder).cases] == [index["cases"][0]["name"], BASE]
 
 
+def test_whole_cases_and_positions_of_others_stay_within_the_limit(folder):
+    whole = sum(file.stat().st_size for file in (folder / data_set(1)).iterdir())  # the base case
+    most = whole + 1500  # a half of it would be more than is left
+    reduce_if_large(folder, most)
+    others = [*folder.glob(f"{data_set(0)}/output_*"), *folder.glob(f"{data_set(2)}/output_*")]
+    assert 0 < sum(file.stat().st_size for file in others) <= 1500
+
+
 def test_small_cases_stay_whole_for_tools_that_read_them(folder):
     assert reduce_if_large(folder, 10**9) == ()
     size = sum(file.stat().st_size for file in folder.glob("*/*"))
