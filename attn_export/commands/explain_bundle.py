@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import GOLDEN, read_bundle, shapes_of
-from attn_export.errors import RuntimeFailure, UsageError, counted
+from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
 from attn_export.explain import fault_attribution, graph_evaluation, localise
 from attn_export.explain.causes import Observations, causes, quality_sentences, wrong_signature
 from attn_export.explain.eager_values import ValueReference
@@ -37,7 +37,7 @@ from attn_export.explain.reproduce import check_folder, write_folder
 from attn_export.graph.load import load_proto
 from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.protocol import Options, Runtime, known_limit
+from attn_export.runtimes.protocol import Limits, Options, Runtime, known_limit
 from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import Manifest
 
@@ -252,6 +252,23 @@ class _FailingRun:
         return explained
 
 
+def _refuse_too_large(graph: Path) -> None:
+    """Raise GraphError if a graph in float64 would take more memory than there is."""
+    size = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
+    memory = Limits.default().memory_mib
+    needed = _TIMES_LARGER * size >> 20
+    if memory is not None and needed > memory:
+        raise GraphError(
+            f"{graph}: {size / 2**30:.1f} GiB of weights need about {needed / 1024:.0f} GiB in "
+            f"float64, and at most {memory / 1024:.0f} GiB are used here; compare --model names "
+            "the layers that are wrong"
+        )
+
+
+_TIMES_LARGER = 6
+"""The memory that an evaluation in float64 takes, over the size of a graph's files."""
+
+
 def explain(
     bundle: Path | str,
     run: RunOptions,
@@ -275,6 +292,8 @@ def explain(
     cases = golden_cases(folder, case, keeps_non_finite=target.keeps_non_finite)
     make_runners = functools.partial(_runners, folder, manifest, run, options or {})
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
+    for runner in runners[:1]:
+        _refuse_too_large(runner.path)
     run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
     started, found, runs = time.monotonic(), None, {}
     place = Path(output) if output else None

@@ -54,6 +54,14 @@ def test_verify_says_why_everywhere(bundle: Path, wrong: Path, tmp_path: Path):
     assert "### Why" in summary.read_text()
 
 
+def test_a_graph_too_large_for_float64_is_not_explained(bundle: Path, wrong: Path, monkeypatch):
+    report = verify(bundle, runtimes=["ort-cpu"], graph=wrong)
+    monkeypatch.setattr(job, "_TIMES_LARGER", 2**40)
+    (says,) = explain_failures.explain_failures(report, bundle, wrong).explanations
+    assert says.startswith("ort-cpu: not explained: ")
+    assert "in float64, and at most" in says
+
+
 def test_a_gate_that_the_rule_would_let_pass_is_not_explained(bundle: Path):
     report = verify(bundle, runtimes=["ort-cpu"], atol=0.0, rtol=0.0)
     assert not report.passed
