@@ -184,6 +184,8 @@ def advice(report: Report) -> str:
     parts = []
     if "graph is wrong" in said:
         parts.append("correct the export at the place named above, and compare again")
+    if "fusion is wrong" in said:
+        parts.append("export without the fusion")
     if "graph is right" in said:
         parts.append("run another graph of the model, or another release or runtime")
     if report.reproduction is not None:

@@ -53,6 +53,24 @@ def inputs(role: InputRole, unit: str = "") -> Locator:
     return places
 
 
+DOCUMENTED: Final = "as ONNX Runtime documents of GroupQueryAttention"
+"""What is said of a fault that lies in the choice of the operator, not in its kernel."""
+
+
+def _positions(*, fused: bool) -> Locator:
+    """Return what finds positions, of graphs with rotation within the contrib operator or not."""
+
+    def places(evaluation: Evaluation, values: Values) -> Iterator[GraphPlace]:
+        is_fused = any(
+            node.op_type == "GroupQueryAttention"
+            and any(given.name == "do_rotary" and given.i for given in node.attribute)
+            for node in evaluation.nodes
+        )
+        return iter(inputs("positions")(evaluation, values) if is_fused == fused else ())
+
+    return places
+
+
 def lengths(evaluation: Evaluation, values: Values) -> Iterator[GraphPlace]:
     """Find lengths of caches: wherever they are read, and where new tokens are written by them."""
     for place in inputs("lengths")(evaluation, values):
@@ -302,7 +320,11 @@ IN_INPUTS: Final = (
         (OFFSET, "{} is 1 too high", {"value": plus(1)}),
         (OFFSET, "{} is 1 too low", {"value": plus(-1)}),
         (OFFSET, "{} is not read: positions start at 0",
-         {"value": lambda p, _: np.broadcast_to(np.arange(p.shape[-1]), p.shape)}),
+         {"value": lambda p, _: np.broadcast_to(np.arange(p.shape[-1]), p.shape)})),
+    *rows(_positions(fused=True),
+        (OFFSET, f"batch row 0 of {{}} is used for every batch row, {DOCUMENTED}",
+         {"value": repeat_first(0)})),
+    *rows(_positions(fused=False),
         (OFFSET, "batch row 0 of {} is used for every batch row", {"value": repeat_first(0)})),
     *rows(lengths,
         (LENGTH, "{} is 1 too high", {"value": plus(1)}),
