@@ -39,12 +39,16 @@ def printable(text: object, most: int = LINE) -> str:
 
 def choose(name: str, known: Iterable[str]) -> str:
     """Return what a message on an unknown name ends with: the nearest known one, and all."""
+    names = list(known)
+    near = nearest(name, names)
+    return f"{near and near + ' '}choose from {', '.join(names)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean X?`` with the nearest known name; "" if none is near."""
     from difflib import get_close_matches  # few runs need it
 
-    names = list(known)
-    near = get_close_matches(name, names, 1)
-    start = f"did you mean {near[0]}? " if near else ""
-    return f"{start}choose from {', '.join(names)}"
+    return "".join(f"did you mean {near}?" for near in get_close_matches(name, list(known), 1))
 
 
 class AttnExportError(Exception):

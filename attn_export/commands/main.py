@@ -20,6 +20,7 @@ from attn_export.errors import (
     UsageError,
     choose,
     lacking,
+    nearest,
     one_line,
     printable,
 )
@@ -234,6 +235,15 @@ def _click_command(name: str, function: Command) -> click.Command:
     )  # fmt: skip
 
 
+class _Choice(click.Choice):  # type: ignore[type-arg]
+    """A choice whose message on an unknown value names the nearest known one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = super().get_invalid_choice_message(value, ctx)
+        near = nearest(str(value), map(str, self.choices))
+        return f"{message.rstrip('.')}; {near}" if near else message
+
+
 def _parameter(option: Option) -> click.Parameter:
     settings = dict(option.settings)
     kind, limits = settings.get("type"), [settings.pop(name, None) for name in ("least", "most")]
@@ -242,7 +252,7 @@ def _parameter(option: Option) -> click.Parameter:
     elif limits != [None, None]:
         settings["type"] = (click.IntRange if kind is int else click.FloatRange)(*limits)
     elif choices := settings.pop("choices", ()):
-        settings["type"] = click.Choice(choices)
+        settings["type"] = _Choice(choices)
     is_flag = option.names[0].startswith("-")
     return (click.Option if is_flag else click.Argument)(list(option.names), **settings)
 

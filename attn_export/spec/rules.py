@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
-from attn_export.errors import SpecError
+from attn_export.errors import SpecError, nearest
 from attn_export.spec.fields import (
     DEFAULTS,
     DERIVED,
@@ -107,7 +107,9 @@ def ranges(spec: AttentionFields) -> None:
     for name, field in FIELDS.items():
         value = getattr(spec, name)
         if field.choices and value not in field.choices:
-            raise SpecError(f"{name} must be one of {', '.join(field.choices)}; got {value!r}")
+            near = nearest(str(value), field.choices)
+            got = f"{value!r}{near and '; ' + near}"
+            raise SpecError(f"{name} must be one of {', '.join(field.choices)}; got {got}")
         if field.least is None or field.most is None or value is None:
             continue
         if not field.least <= value <= field.most:  # so that NaN is an error

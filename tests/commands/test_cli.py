@@ -67,6 +67,7 @@ WRONG_USE = [
     (("verify", __file__), 2, "is a file; give the folder of the bundle"),
     (("check", "nowhere.onnx"), 2, "cannot read nowhere.onnx"),
     (("biuld",), 2, "unknown command 'biuld'; did you mean build?"),
+    (("build", "--dtype", "flaot16"), 2, "did you mean float16?"),
     (("check", "garbage.onnx"), 4, "not an ONNX model"),
     (("check", "truncated.onnx"), 4, "not an ONNX model"),
     (("frobnicate",), 2, "frobnicate"),

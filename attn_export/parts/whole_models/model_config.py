@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.errors import WeightsError, one_line
+from attn_export.errors import WeightsError, nearest, one_line
 from attn_export.weights.source import listed, read_json, shown
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def config_of(
         _refuse_code(path, key, value)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise WeightsError(f"{path}: model_type {shown(repr(kind))} is none of transformers'")
+        near = nearest(str(kind), CONFIG_MAPPING.keys())
+        end = near and f"; {near}"
+        raise WeightsError(f"{path}: model_type {shown(repr(kind))} is none of transformers'{end}")
     named = _base_of(path, kind) if is_base else values.get("architectures")
     architecture = _architecture(path, kind, named)
     cleaned = _known(path, CONFIG_MAPPING[kind], architecture, values, notes)
