@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
@@ -161,7 +161,8 @@ def verify(
     )
     signer = functools.partial(attested, signer=trust, issuer=oidc_issuer)
     with options_of_call(run, keywords) as run:
-        report = _of_all(Path(bundle), Path(graph) if graph else None, run, evidence, signer)
+        replacement = Path(graph) if graph else None
+        report = _of_all(Path(bundle), replacement, run, evidence, signer, cases)
     if baseline and update and report.passed:
         write_baseline(Path(baseline), report)
     return report if earlier is None else apply_baseline(report, earlier)
@@ -176,11 +177,14 @@ def _of_all(
     run: RunOptions,
     evidence_of: _EvidenceOf,
     signer: Callable[[Path], AbstractContextManager[tuple[Path, BundleCheck]]],
+    cases: Sequence[str],
 ) -> Report:
-    """Return the report on a bundle, or one on all bundles in a folder."""
+    """Return the report on a bundle, or one on all bundles in a folder that have the cases."""
     if replacement is None:
         refuse_other_graphs(bundle)
     bundles, reports = bundles_in(bundle) or {"": bundle}, {}
+    if cases:
+        bundles = _having(bundles, cases)
     with contextlib.ExitStack() as stack:
 
         def opened(path: Path) -> tuple[contextlib.ExitStack, _Opened]:
@@ -262,6 +266,16 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
     return report
 
 
+def _having(bundles: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
+    """Return the bundles that have some of these cases; each case must be in one of them."""
+    names = {name: {c.name for c in stored_cases(p / GOLDEN)[1]} for name, p in bundles.items()}
+    known = sorted(set().union(*names.values()))
+    if unknown := [name for name in cases if name not in known]:
+        shown = printable(unknown[0], 60)
+        raise UsageError(f"there is no case {shown!r}; {choose(unknown[0], known)}")
+    return {name: path for name, path in bundles.items() if names[name] & {*cases}}
+
+
 def _evidence(
     folder: Path,
     manifest: Manifest,
@@ -276,10 +290,6 @@ def _evidence(
     """Start the runtimes on cases, and return these with the reference to judge by."""
     run, place = pool.run, pool.out / GOLDEN
     inputs, cases = stored_cases(folder / GOLDEN)
-    names = sorted(case.name for case in cases)
-    if unknown := [name for name in only if name not in names]:
-        shown = printable(unknown[0], 60)
-        raise UsageError(f"there is no case {shown!r}; {choose(unknown[0], names)}")
     chosen = [case for case in cases if not only or case.name in only]
     if not sizes and not recompute:
         run.progress.expect(start(chosen))

@@ -13,11 +13,11 @@ import onnx
 import pytest
 from conftest import Cli
 from onnx import numpy_helper
-from shared import swapped_bundle
+from shared import bundle_of, swapped_bundle
 
 from attn_export import verify
 from attn_export.bundle.golden import stored_cases
-from attn_export.bundle.manifest import manifest_content, read_manifest, write_manifest
+from attn_export.bundle.manifest import GOLDEN, manifest_content, read_manifest, write_manifest
 from attn_export.commands.recompute import STORED
 from attn_export.errors import BundleError, GraphError, SpecError, UsageError
 from attn_export.results import Report
@@ -278,6 +278,18 @@ def test_some_cases_are_run_alone_by_their_names(bundle: Path, cli: Cli):
     done = cli("verify", bundle, "--case", "bsae")
     assert done.returncode == 2
     assert "there is no case 'bsae'; did you mean base?" in done.stderr
+
+
+def test_a_case_of_one_of_several_bundles_is_run_alone(bundle: Path, tmp_path: Path):
+    for name, folder in (("one", bundle), ("two", bundle_of("no-cache"))):
+        (tmp_path / name).symlink_to(folder)
+    names = [{case.name for case in stored_cases(tmp_path / n / GOLDEN)[1]} for n in ("one", "two")]
+    case = min(names[1] - names[0])
+    report = verify(tmp_path, runtimes=["ort-cpu"], cases=[case])
+    assert report.passed
+    assert {v.case for v in report.verdicts} == {case}
+    with pytest.raises(UsageError, match="there is no case 'none'"):
+        verify(tmp_path, runtimes=["ort-cpu"], cases=[case, "none"])
 
 
 def test_the_cases_that_failed_last_are_run_alone(bundle: Path, cli: Cli, tmp_path: Path):
