@@ -28,7 +28,7 @@ from attn_export.results import Report, RuntimeRun, Verdict
 # -- markdown: the summary of a job -------------------------------------------------------------
 
 SHOWN = 20
-"""Largest number of failed verdicts that are listed."""
+"""Largest number of failed verdicts, and of outputs beyond a budget, that are listed."""
 
 
 def to_markdown(report: Report) -> str:
@@ -47,12 +47,14 @@ def to_markdown(report: Report) -> str:
         f"{_escaped(v.case)}, {_escaped(v.output)}: {_escaped(v.message)}"
         for v in failed[:SHOWN]
     ]
-    if len(failed) > SHOWN:
-        wrong.append(f"- and {len(failed) - SHOWN} more")
+    missed = [f"- {_escaped(sentence)}" for sentence in _missed(report)[:SHOWN]]
+    for listed, count in ((wrong, len(failed)), (missed, len(_missed(report)))):
+        if count > SHOWN:
+            listed.append(f"- and {count - SHOWN} more")
     sections = {
         "Why": [f"- {_escaped(sentence)}" for sentence in report.explanations],
         "Failed": wrong,
-        "Beyond the budget": [f"- {_escaped(sentence)}" for sentence in _missed(report)],
+        "Beyond the budget": missed,
         "Not run to the end": not_ran,
         "Notes": [f"- {_escaped(note)}" for note in report.notes],
     }

@@ -90,14 +90,16 @@ def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
 
 
 def test_of_many_outputs_beyond_a_budget_the_first_are_printed(report: Report):
-    sentences = tuple(f"output_{n}: sqnr 3, budget sqnr>=9" for n in range(20))
+    sentences = tuple(f"output_{n}: sqnr 3, budget sqnr>=9" for n in range(30))
     many = dataclasses.replace(
         report, quality=dataclasses.replace(report.quality, sentences=sentences)
     )
     said = to_text(many, "--json FILE")
     assert said.count("beyond the budget output_") == 8
-    assert "… and 12 more beyond it; --json FILE has all" in said
+    assert "… and 22 more beyond it; --json FILE has all" in said
     assert sum("beyond the budget" in line for line in github_annotations(many)) == 20
+    assert to_markdown(many).count("\n- output\\_") == 20
+    assert "\n- and 10 more\n" in to_markdown(many)
 
 
 @pytest.mark.parametrize(
