@@ -44,7 +44,7 @@ _MISMATCH = 6
 @BUDGET
 @option(
     "--limit", "limits", multiple=True, metavar="MEASURE<=N",
-    help="Exit with 6 beyond this: findings<=0, error<=2 (times that of the digits alone), "
+    help="Exit with 6 beyond this: findings<=0, error<=2 (times ordinary rounding), "
     "kept<=3 (nodes), margin>=1 (bits).",
 )  # fmt: skip
 @json_option("Write facts on every value; - for stdout.")

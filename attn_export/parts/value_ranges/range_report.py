@@ -51,14 +51,12 @@ def _summary(result: RangeResult) -> str:
     name, sets = analysis.format.name, counted(len(analysis.expected), "set")
     error, best = _percent(analysis.error), _percent(analysis.best)
     if analysis.fits:
-        return (
-            f"fits {name} in {sets} of inputs: error {error}, of which ordinary rounding is {best}"
-        )
+        return f"fits {name} in {sets} of inputs: error {error}, ordinary rounding {best}"
     count = counted(len(analysis.findings), "value")
     whose = f"caused by {count}" if analysis.findings else "caused by no single value"
     return (
-        f"does not fit {name}, in {len(analysis.bad)} of {sets} of inputs: error {error}, where "
-        f"ordinary rounding is {best}; {whose}"
+        f"does not fit {name}, in {len(analysis.bad)} of {sets} of inputs: error {error}, ordinary "
+        f"rounding {best}; {whose}"
     )
 
 
@@ -70,15 +68,13 @@ def _fix_lines(fix: Fix, result: RangeResult) -> Iterator[str]:
         yield f"not mended: with {nodes} outputs are still wrong by {_percent(fix.error)}"
         return
     clipped = f"; limit {', '.join(fix.clipped)} to the largest number" if fix.clipped else ""
-    ratio = (
-        f", {result.ratio:.2g} times that of ordinary rounding" if result.ratio is not None else ""
-    )
+    ratio = f", {result.ratio:.2g} times ordinary rounding" if result.ratio is not None else ""
     yield f"keep {nodes}, {fix.weight_bytes} bytes of weights more{clipped}"
     if fix.nodes:
         yield f"kept: {', '.join(fix.nodes)}"
     if not fix.is_least:
         yield "fewer may do: the search ended before each was left out for a trial"
-    yield f"outputs are wrong by {_percent(fix.error)}{ratio}"
+    yield f"then: error {_percent(fix.error)}{ratio}"
     yield f"written: {fix.path}, judged: {fix.passed}/{fix.judged}; ort-cpu {fix.beside}"
 
 
