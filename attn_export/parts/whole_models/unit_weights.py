@@ -15,7 +15,8 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -187,7 +188,7 @@ def hold_by_unit(model: nn.Module, files: Iterable[Path]) -> None:
     watched, stand_ins = _Files(files), _Alike()
     holders = dict[int, nn.Parameter]()
     paths = {unit: re.sub(r"\d+", "", path) for path, unit in model.named_modules()}
-    for number, unit in enumerate(_units(model)):
+    for number, unit in enumerate(_units(model, _read_elsewhere(model))):
         stored = dict[str, Tensor]()
         for path, owner, leaf, weight in _weights(unit):
             stored[path] = weight.detach()
@@ -358,11 +359,14 @@ class ChangedWeights:
                 stored.changed.update(changed)
 
 
-def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated layers or their parts, and outside them modules with large weights."""
-    # Embeddings of positions may be read by other modules, and never be called.
-    small = _SMALL * (32 if isinstance(module, nn.Embedding) else 1)
-    if any(weight.numel() > small for weight in module._parameters.values() if weight is not None):
+def _units(module: nn.Module, stay: Collection[nn.Module] = ()) -> Iterator[nn.Module]:
+    """Yield the repeated layers or their parts, and outside them modules with large weights.
+
+    `stay`: Modules whose weights stay in memory.
+    """
+    if module in stay:
+        return
+    if any(weight.numel() > _SMALL for weight in module._parameters.values() if weight is not None):
         yield module
         return
     for child in module.children():
@@ -370,7 +374,21 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
             for layer in child:
                 yield from _parts(layer)
         else:
-            yield from _units(child)
+            yield from _units(child, stay)
+
+
+def _read_elsewhere(model: nn.Module) -> set[nn.Module]:
+    """Return embeddings that other modules may read, and never call: small ones of positions."""
+    uses = Counter(id(x) for _, x in model.named_parameters(remove_duplicate=False))
+    called: Any = None
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        called = model.get_input_embeddings()  # type: ignore[operator]
+    return {
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module is not called
+        if uses[id(module.weight)] == 1 and module.weight.numel() <= 32 * _SMALL
+    }
 
 
 def _parts(layer: nn.Module) -> list[nn.Module]:
