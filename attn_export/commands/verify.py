@@ -268,6 +268,8 @@ def _run(opened: _Opened, replacement: Path | None, evidence_of: _EvidenceOf) ->
 
 def _having(bundles: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
     """Return the bundles that have some of these cases; each case must be in one of them."""
+    for path in bundles.values():
+        read_manifest(path)  # says what is no bundle
     names = {name: {c.name for c in stored_cases(p / GOLDEN)[1]} for name, p in bundles.items()}
     known = sorted(set().union(*names.values()))
     if unknown := [name for name in cases if name not in known]:
