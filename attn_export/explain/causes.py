@@ -12,7 +12,7 @@ from attn_export.bundle.golden import read_golden
 from attn_export.bundle.manifest import GOLDEN
 from attn_export.bundle.quality_vectors import distance, is_plain, read_quality
 from attn_export.explain.explanation import Blame, Cause, Deviation, Experiment, Lines, line_suffix
-from attn_export.explain.faults.inputs import DOCUMENTED
+from attn_export.explain.faults.fault import VERDICT
 from attn_export.explain.graph_run import GoldenCase, GraphRun
 from attn_export.explain.match import Match
 from attn_export.explain.pattern import Pattern
@@ -206,8 +206,7 @@ def _cause(match: Match, lines: Lines, clause: str, ending: str = "") -> Cause:
     only = f", but only {match.only}" if match.only else ""
     if clause.endswith(_CORRECTION):
         effect = effect.replace("what it should be", "what it is")
-    if DOCUMENTED in effect:
-        clause = "the fusion is wrong"
+    clause = match.fault.place.given.get(VERDICT, clause)
     says = f"{effect}{only}{location} ({_explained_share(match)})"
     sentence = f"{clause}: {says}{ending}"
     return Cause(match.fault.kind, sentence, node, line, match.unexplained)

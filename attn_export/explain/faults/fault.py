@@ -25,6 +25,9 @@ Compute = Callable[[Values, Changes], Mapping[str, Array]]
 
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
+VERDICT = "verdict"
+"""The key in `GraphPlace.given` of what is wrong, if it is not the graph or the runtime."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GraphPlace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 
 from attn_export.explain.faults.fault import (
+    VERDICT,
     Changes,
     Fault,
     GraphPlace,
@@ -53,22 +55,21 @@ def inputs(role: InputRole, unit: str = "") -> Locator:
     return places
 
 
-DOCUMENTED: Final = "as ONNX Runtime documents of GroupQueryAttention"
-"""What is said of a fault that lies in the choice of the operator, not in its kernel."""
+def _positions(evaluation: Evaluation, values: Values) -> Iterator[GraphPlace]:
+    """Find positions, and say of graphs that rotate within the contrib operator whose fault it is.
 
-
-def _positions(*, fused: bool) -> Locator:
-    """Return what finds positions, of graphs with rotation within the contrib operator or not."""
-
-    def places(evaluation: Evaluation, values: Values) -> Iterator[GraphPlace]:
-        is_fused = any(
-            node.op_type == "GroupQueryAttention"
-            and any(given.name == "do_rotary" and given.i for given in node.attribute)
-            for node in evaluation.nodes
-        )
-        return iter(inputs("positions")(evaluation, values) if is_fused == fused else ())
-
-    return places
+    ONNX Runtime documents that the operator takes the positions of the first sequence.
+    """
+    is_fused = any(
+        node.op_type == "GroupQueryAttention"
+        and any(given.name == "do_rotary" and given.i for given in node.attribute)
+        for node in evaluation.nodes
+    )
+    documented = ", as ONNX Runtime documents of GroupQueryAttention" if is_fused else ""
+    verdict = {VERDICT: "the fusion is wrong"} if is_fused else {}
+    for place in inputs("positions")(evaluation, values):
+        given = {**place.given, "documented": documented, **verdict}
+        yield dataclasses.replace(place, given=given)
 
 
 def lengths(evaluation: Evaluation, values: Values) -> Iterator[GraphPlace]:
@@ -321,11 +322,9 @@ IN_INPUTS: Final = (
         (OFFSET, "{} is 1 too low", {"value": plus(-1)}),
         (OFFSET, "{} is not read: positions start at 0",
          {"value": lambda p, _: np.broadcast_to(np.arange(p.shape[-1]), p.shape)})),
-    *rows(_positions(fused=True),
-        (OFFSET, f"batch row 0 of {{}} is used for every batch row, {DOCUMENTED}",
+    *rows(_positions,
+        (OFFSET, "batch row 0 of {} is used for every batch row{documented}",
          {"value": repeat_first(0)})),
-    *rows(_positions(fused=False),
-        (OFFSET, "batch row 0 of {} is used for every batch row", {"value": repeat_first(0)})),
     *rows(lengths,
         (LENGTH, "{} is 1 too high", {"value": plus(1)}),
         (LENGTH, "{} is 1 too low", {"value": lambda n, _: np.maximum(n - 1, 0)}),
