@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +51,56 @@ def processor() -> str:
     except OSError:
         match = None
     return match[1] if match else platform.processor() or platform.machine()
+
+
+def memory_here(root: Path = Path("/")) -> int | None:
+    """Return the bytes of memory of the machine, or those that its control groups allow.
+
+    `root`: The folder of ``proc`` and ``sys``.
+    """
+    sizes = list[int]()
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in _limits_of_groups(root):
+        try:
+            sizes.append(int(file.read_text()))  # "max" if there is none
+        except (OSError, ValueError):
+            continue
+    return min(sizes, default=None)
+
+
+def _limits_of_groups(root: Path) -> Iterator[Path]:
+    """Yield the files with limits of memory of the groups of this process, and those above them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        for group in (Path(path), *Path(path).parents):
+            yield folder / group.relative_to("/") / name
+
+
+@functools.cache
+def allow_many_files() -> None:
+    """Raise the limit of open files, as far as it may be: each mapped array is one."""
+    if os.name != "posix":
+        return
+    import resource
+
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+_FILES = 2**16
+"""The number of files that may be open."""
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

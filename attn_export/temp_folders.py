@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import OutputError
 from attn_export.interruption import AT_END
+from attn_export.system_info import allow_many_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,24 +145,6 @@ def _new_folder(parent: Path, prefix: str) -> Iterator[Path]:
         finally:
             AT_END.remove(remove)
             lock.release()
-
-
-@functools.cache
-def allow_many_files() -> None:
-    """Raise the limit of open files, as far as it may be: each mapped array is one."""
-    if os.name != "posix":
-        return
-    import resource
-
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-
-
-_FILES = 2**16
-"""The number of files that may be open."""
 
 
 def in_file(array: np.ndarray) -> np.ndarray:

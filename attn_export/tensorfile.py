@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.temp_folders import allow_many_files
+from attn_export.system_info import allow_many_files
 from attn_export.tensorproto import CODES, TensorMessage, parse, serialise
 from attn_export.untrusted_files import read_bytes
 

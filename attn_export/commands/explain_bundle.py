@@ -11,6 +11,7 @@ from pathlib import Path
 
 from attn_export.bundle.golden import stored_cases
 from attn_export.bundle.manifest import GOLDEN, read_bundle, shapes_of
+from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
 from attn_export.explain import fault_attribution, graph_evaluation, localise
 from attn_export.explain.causes import Observations, causes, quality_sentences, wrong_signature
@@ -37,7 +38,7 @@ from attn_export.explain.reproduce import check_folder, write_folder
 from attn_export.graph.load import load_proto
 from attn_export.results import BASE, WHOLE_DECODE
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.protocol import Limits, Options, Runtime, known_limit
+from attn_export.runtimes.protocol import Limits, Options, Runtime, known_limit, size_beside
 from attn_export.runtimes.run_options import Progress, RunOptions
 from attn_export.schema import Manifest
 
@@ -254,8 +255,7 @@ class _FailingRun:
 
 def _refuse_too_large(graph: Path) -> None:
     """Raise GraphError if a graph in float64 would take more memory than there is."""
-    size = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
-    memory = Limits.default().memory_mib
+    size, memory = size_beside(graph), Limits.default().memory_mib
     needed = _TIMES_LARGER * size >> 20
     if memory is not None and needed > memory:
         raise GraphError(
@@ -292,8 +292,7 @@ def explain(
     cases = golden_cases(folder, case, keeps_non_finite=target.keeps_non_finite)
     make_runners = functools.partial(_runners, folder, manifest, run, options or {})
     runners, bundled = list(make_runners(replacement)), list(make_runners(None))
-    for runner in runners[:1]:
-        _refuse_too_large(runner.path)
+    _refuse_too_large(replacement or folder / MODEL)
     run.progress.phase(f"running {counted(len(cases), 'case')} in {target.name}")
     started, found, runs = time.monotonic(), None, {}
     place = Path(output) if output else None

@@ -40,6 +40,7 @@ from attn_export.tensorfile import is_floating
 if TYPE_CHECKING:
     from attn_export.float64 import ReferenceStep
     from attn_export.quality import Budget, Quality
+    from attn_export.reference.notes import ChangedInputs
     from attn_export.reference.ties import TieOrder
 
 WIDER, TIED_RUNS = 8.0, 4
@@ -129,21 +130,27 @@ class Oracle(BaseOracle):
         """Return notes on the reference of a user's module; none on a layer of ours."""
         if self.subject.traits.is_attention:
             return ()
-        from attn_export.reference.notes import (
-            ChangedInputs,
-            code_notes,
-            find_export_tests,
-            fixed_note,
-            reference_notes,
-        )
+        from attn_export.reference.notes import code_notes, fixed_note, reference_notes
 
         inputs = self.subject.input_descriptions()
         shapes = {name: described.shape for name, described in inputs.items()}
-        changed = ChangedInputs.of(self.subject, case)
+        changed = self.changed(case)
         of_reference = reference_notes(self, self.subject, changed)
-        calls = find_export_tests(lambda: self.eager(case.inputs))
-        of_code = code_notes(self, self.widening, changed, calls)
+        of_code = code_notes(self, self.widening, changed, self.export_tests(case.inputs))
         return (*fixed_note(shapes), *of_reference, *of_code)
+
+    def changed(self, case: Case) -> ChangedInputs:
+        """Return changed inputs of the case of which there are notes."""
+        from attn_export.reference.notes import ChangedInputs
+
+        return ChangedInputs.of(self.subject, case)
+
+    def export_tests(self, inputs: Arrays) -> Sequence[str]:
+        """Return what `find_export_tests` finds in a run."""
+        from attn_export.reference.notes import find_export_tests
+
+        # In a dict of their own, as outputs may be known by the inputs.
+        return find_export_tests(lambda: self.eager(dict(inputs)))
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce the golden vectors in a folder to what is stored of them, and return notes."""

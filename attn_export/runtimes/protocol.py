@@ -10,12 +10,12 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from attn_export.system_info import missing_package
+from attn_export.system_info import memory_here, missing_package
 
 if TYPE_CHECKING:  # a runtime's process starts sooner without the rest of the package
     import numpy as np
@@ -32,38 +32,6 @@ Options = Mapping[str, str]
 
 SLICES = 8
 """The number of slices up to which a graph runs whole. Its weights may take twice as much."""
-
-
-def memory_here(root: Path = Path("/")) -> int | None:
-    """Return the bytes of memory of the machine, or those that its control groups allow.
-
-    `root`: The folder of ``proc`` and ``sys``.
-    """
-    sizes = list[int]()
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for file in _limits_of_groups(root):
-        try:
-            sizes.append(int(file.read_text()))  # "max" if there is none
-        except (OSError, ValueError):
-            continue
-    return min(sizes, default=None)
-
-
-def _limits_of_groups(root: Path) -> Iterator[Path]:
-    """Yield the files with limits of memory of the groups of this process, and those above them."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        for group in (Path(path), *Path(path).parents):
-            yield folder / group.relative_to("/") / name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +66,11 @@ class Limits:
         total = memory_here()
         memory = None if total is None else int(total * 0.75) >> 20
         return cls(threads=cores or 1, seconds=120.0, memory_mib=memory)
+
+
+def size_beside(graph: Path) -> int:
+    """Return the bytes of the files in the folder of a graph: its weights, if they are large."""
+    return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
 
 
 SEPARATE = "separate"

@@ -18,7 +18,14 @@ from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.child_main import Jobs, Send, outcome_of
 from attn_export.runtimes.decode_steps import PAST_LENGTH, decode, decode_returned
-from attn_export.runtimes.protocol import SEPARATE, SEPARATE_BUFFERS, SLICES, Engine, Runtime
+from attn_export.runtimes.protocol import (
+    SEPARATE,
+    SEPARATE_BUFFERS,
+    SLICES,
+    Engine,
+    Runtime,
+    size_beside,
+)
 from attn_export.tensorfile import ArrayDict, mapped, read_tensors, write_tensors
 
 # -- the layout of a graph ----------------------------------------------------------------------
@@ -87,7 +94,7 @@ def _loaded(target: Runtime, job: Job, threads: int) -> Engine:
     """Return the graph of a job, in slices if its weights are larger than the job allows."""
     graph, most = Path(job["graph"]), job["slice_bytes"]
     if most is not None and not job["options"]:
-        size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+        size = size_beside(graph)
         is_large = size > SLICES * most and job["cases"]
         if is_large and (engine := target.load_in_slices(graph, threads, most)):
             return engine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.runtimes import protocol
+from attn_export.system_info import memory_here
 
 GROUPS = {
     "no group": ("", {}, None),
@@ -32,14 +32,14 @@ def test_memory_is_that_of_the_machine_or_of_its_smallest_control_group(kind: st
         path = tmp_path / (name if name.startswith("proc") else f"sys/fs/cgroup/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    machine = protocol.memory_here(tmp_path / "nothing")
+    machine = memory_here(tmp_path / "nothing")
     assert machine is not None
     assert machine > 2**30
-    assert protocol.memory_here(tmp_path) == (wanted or machine)
+    assert memory_here(tmp_path) == (wanted or machine)
 
 
 MAPS = """
-import resource, numpy
+import numpy
 from pathlib import Path
 from attn_export.tensorfile import mapped, write_tensors
 

@@ -22,12 +22,7 @@ from attn_export.parts.whole_models.layer_errors import hidden_states, layer_err
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
 from attn_export.reference.float64_mode import widened_arrays
-from attn_export.reference.notes import (
-    ChangedInputs,
-    code_notes,
-    find_export_tests,
-    reference_notes,
-)
+from attn_export.reference.notes import code_notes, reference_notes
 from attn_export.reference.operations import math_backend
 from attn_export.reference.oracle import WIDER, Oracle
 from attn_export.reference.stored_evidence import MOST_BYTES, reduce_if_large
@@ -157,14 +152,6 @@ class ModelOracle(Oracle):
         calls = self.export_tests(case.inputs)
         of_code = map(Detail, code_notes(self, self.widening, changed, calls))
         return (*self._tokens_note(), *of_reference, *of_code)
-
-    def changed(self, case: Case) -> ChangedInputs:
-        """Return changed inputs of the case of which there are notes."""
-        return ChangedInputs.of(self.subject, case)
-
-    def export_tests(self, inputs: Arrays) -> Sequence[str]:
-        """Return what `find_export_tests` finds in a run."""
-        return find_export_tests(lambda: self.eager(inputs))
 
     def reduce(self, folder: Path) -> tuple[str, ...]:
         """Reduce golden vectors of many bytes to some positions, and return a note."""

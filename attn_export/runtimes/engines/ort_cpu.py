@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS, LINEAR_OPSET, ORT_OF_LINEAR
-from attn_export.runtimes.protocol import Engine, Facts, Options, Runtime, installed_version
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    Options,
+    Runtime,
+    installed_version,
+    size_beside,
+)
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:
@@ -81,7 +88,7 @@ class OrtCpu(Runtime):
         sdk()
 
     def _load(self, graph: Path, threads: int, options: Options) -> Engine:
-        size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+        size = size_beside(graph)
         if size > PREPACK_UP_TO:  # of these, integers need the layout of their kernels
             from attn_export.graph.load import load_proto
             from attn_export.runtimes.sliced_graph import NARROW_INTEGERS, weights_in
