@@ -66,6 +66,7 @@ WRONG_USE = [
     (("verify", "nowhere"), 2, "not a bundle"),
     (("verify", __file__), 2, "is a file; give the folder of the bundle"),
     (("check", "nowhere.onnx"), 2, "cannot read nowhere.onnx"),
+    (("verify", "nowhere", "--graph", "g.onnx", "--case", "base"), 2, "there is no such folder"),
     (("biuld",), 2, "unknown command 'biuld'; did you mean build?"),
     (("build", "--dtype", "flaot16"), 2, "did you mean float16?"),
     (("check", "garbage.onnx"), 4, "not an ONNX model"),
