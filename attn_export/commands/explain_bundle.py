@@ -261,7 +261,7 @@ def _refuse_too_large(graph: Path) -> None:
         raise GraphError(
             f"{graph}: {size / 2**30:.1f} GiB of weights need about {needed / 1024:.0f} GiB in "
             f"float64, and at most {memory / 1024:.0f} GiB are used here; compare --model names "
-            "the layers that are wrong"
+            "the layers and the node that are wrong"
         )
 
 

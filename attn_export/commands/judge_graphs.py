@@ -148,22 +148,25 @@ def _range(axis: str, tried: Sequence[Mapping[str, int]]) -> str:
 def _slices_notes(runs: Sequence[RuntimeRun]) -> list[str]:
     """Return a note on each graph that a runtime ran in slices."""
     return [
-        f"{ran.runtime} ran {ran.graph} in {ran.facts['slices']} slices, with the weights of one "
-        "in memory: what it fuses across them was not seen; --whole runs it whole"
+        f"{ran.runtime} ran {ran.graph} in {ran.facts['slices']} slices: fusions across them were "
+        "not seen; --whole runs it whole"
         for ran in runs
         if "slices" in ran.facts
     ]
 
 
 def _levels_notes(pool: Pool) -> list[str]:
-    """Return a note on the graphs that round inputs of products, if there are any."""
+    """Return notes on the graphs that round inputs of products, if there are any."""
     exact = {file.name: file.exact for file in pool.files if file.exact}
     if not exact:
         return []
     return [
-        f"inputs of products are rounded to 8 bits (accuracy_level 4) in {', '.join(exact)}, as "
-        f"{processor()} does: judged by twice the distance of the model with such inputs, and by "
-        f"the budget; {', '.join(exact.values())}, the same without rounding, by the usual rule"
+        f"inputs of products are rounded to 8 bits (accuracy_level 4) in {', '.join(exact)}",
+        Detail(
+            f"rounded as {processor()} does: judged by twice the distance of the model with such "
+            f"inputs, and by the budget; {', '.join(exact.values())}, the same without rounding, "
+            "by the usual rule"
+        ),
     ]
 
 

@@ -72,12 +72,14 @@ class ValueReference:
 
 def first_unmatched_node(
     graph: Evaluation, values: Values, whose: ValueReference, steps: Sequence[ReferenceStep],
-    lines: Lines,
+    lines: Lines, near: float = _MODULE_AGREES,
 ) -> Deviation | None:  # fmt: skip
     """Return the first node with a value that matches no step of the reference.
 
     Nodes whose inputs match those of a step, and whose output does not, take precedence. Return
     None if all values match, or if so few do that the reference computes in another way.
+
+    `near`: The largest relative distance at which two values match.
     """
     source = None if any(map(_has_nan, (s.value for s in steps))) else _source_of_nan(graph, values)
     if source is not None:
@@ -90,7 +92,7 @@ def first_unmatched_node(
     }
     matches: dict[str, list[int]] = {}
     for name, value in comparable.items():
-        numbers = [n for n, step in enumerate(steps) if _are_equal(value, step.value)]
+        numbers = [n for n, step in enumerate(steps) if _are_equal(value, step.value, near)]
         if numbers:
             matches[name] = numbers
     varied = {name for name in matches if _is_varied(comparable[name])}
@@ -275,20 +277,16 @@ def _deviation(
     return Deviation(node.name or name, node.op_type, name, line, error, says)
 
 
-def _are_equal(value: Array, other: Array) -> bool:
+def _are_equal(value: Array, other: Array, near: float) -> bool:
     """Return whether two arrays hold the same elements, in any shape and order of axes."""
     if value.size != other.size or (value.dtype == np.bool_) != (other.dtype == np.bool_):
         return False
-    if _is_close(value, other):
+    if distance(value, other) <= near:
         return True
     if value.ndim > _MOST_AXES or other.ndim > _MOST_AXES or other.ndim < 2:
         return False
     orders = itertools.islice(itertools.permutations(range(other.ndim)), 1, None)
-    return any(_is_close(value, other.transpose(order)) for order in orders)
-
-
-def _is_close(value: Array, other: Array) -> bool:
-    return distance(value, other) <= _MODULE_AGREES
+    return any(distance(value, other.transpose(order)) <= near for order in orders)
 
 
 def distance(value: Array, other: Array) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import counted
 from attn_export.measures import Measures, fill_ignored_rows
-from attn_export.results import Arrays, Golden, Verdict
+from attn_export.results import Arrays, Detail, Golden, Verdict
 from attn_export.rule import (
     TIES,
     TIES_ADVICE,
@@ -150,7 +150,7 @@ def _failed(verdict: Verdict, message: str) -> Verdict:
 
 
 def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
-    """Return a note on the batch elements with NaN or Inf in rows that are not compared, if any."""
+    """Return notes on the batch elements with NaN or Inf in rows that are not compared, if any."""
     places = dict[str, list[str]]()
     for golden in goldens:
         for name, reference in golden.expected.items():
@@ -167,9 +167,10 @@ def undetermined_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
     if not places:
         return ()
     cases = "; ".join(f"{', '.join(of)} in {case}" for case, of in places.items())
+    count = counted(len(places), "case")
     return (
-        "not compared: NaN/Inf rows on which correct runtimes may differ, in "
-        f"{counted(len(places), 'case')}, in these batch elements: {cases}",
+        f"not compared: NaN/Inf rows on which correct runtimes may differ, in {count}",
+        Detail(f"batch elements with NaN/Inf rows that are not compared: {cases}"),
     )
 
 

@@ -18,7 +18,7 @@ from attn_export.interface import BATCH, Shape
 from attn_export.measures import eps, measure
 from attn_export.reference.float64_mode import ComputeInFloat64
 from attn_export.reference.tolerance import BaseOracle
-from attn_export.results import Arrays, Case
+from attn_export.results import Arrays, Case, Detail
 from attn_export.rule import EAGER
 from attn_export.source_location import is_user_file, show
 from attn_export.tensorfile import is_floating
@@ -188,10 +188,8 @@ def _precision_notes(
     lines = [line for line in widening.lines if line] if widening else []
     error_text = f"{error:.0e} in relative L2"
     if lines:
-        yield (
-            f"the reference ignores the model's casts to float32 or less at {first_few(lines)} "
-            f"(effect: {error_text})"
-        )
+        says = f"the reference ignores the model's casts to float32 or less at {first_few(lines)}"
+        yield (Detail, str)[error > POOR](f"{says} (effect: {error_text})")
     elif error > POOR:
         yield f"the float64 reference is itself accurate to {error_text} only"
 

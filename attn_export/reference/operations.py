@@ -132,15 +132,18 @@ class Recording(OperationMode):
     """Mode that records the results of operations.
 
     `place`: Returns the place in the model of the operation that runs.
+    `most`: The number of elements above which a tensor is not recorded.
 
     Attributes:
         steps: The recorded values, in the order of the run.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], place: Callable[[], str] | None = None
-    ) -> None:
+        self, tensors: Mapping[str, Tensor], place: Callable[[], str] | None = None,
+        most: float = math.inf,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._most = most
         self.steps: list[ReferenceStep] = []
         self._place = place
         self._numbers: dict[int, int] = {}
@@ -168,6 +171,8 @@ class Recording(OperationMode):
     def _add(self, operation: str, line: str, tensor: Tensor, reads: tuple[int, ...]) -> None:
         from attn_export.float64 import ReferenceStep  # few runs record any
 
+        if tensor.numel() > self._most:
+            return
         self._numbers[id(tensor)] = len(self.steps)
         self._alive.append(tensor)
         value = tensor.detach().cpu()

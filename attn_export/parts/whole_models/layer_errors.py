@@ -2,13 +2,15 @@
 
 The graph is evaluated in float64 with the weights of one node in memory, and what a layer gives is
 replaced by what it should give. So a wrong layer does not hide those behind it, and all that are
-wrong are named.
+wrong are named. In the first of them, the first wrong node is found.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +18,16 @@ from typing import Any
 import numpy as np
 import onnx
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attn_export.errors import first_few, printable
+from attn_export.explain.eager_values import ValueReference, first_unmatched_node
+from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Values, is_float
 from attn_export.float64.streamed import StreamedEvaluation
 from attn_export.measures import eps, measure_strictly
 from attn_export.parts.whole_models.unit_weights import layers_of
+from attn_export.reference.operations import Recording
 from attn_export.results import LayerError
 from attn_export.tensorfile import is_floating
 
@@ -30,6 +36,40 @@ _NEAR = 0.9
 
 _TRIED = 3
 """The number of values that are tried as the embeddings: those of tokens, positions, their sum."""
+
+_MOST_ELEMENTS = 2**22
+"""The largest number of elements of a value that is looked for in a layer."""
+
+_WITHIN = 10.0
+"""The error of a right value within a layer, over that of what a right layer gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerErrors:
+    """The error of each layer of a graph, and the values of the first one that is wrong.
+
+    Attributes:
+        each: None if the layers were not found.
+        wrong: The place of the first wrong one in the order of `hidden_states`.
+        values: Its values, computed from the reference's input, and small weights that it reads.
+    """
+
+    graph: StreamedEvaluation
+    each: Sequence[LayerError] = ()
+    wrong: int | None = None
+    values: Values = dataclasses.field(default_factory=dict)
+
+    def first_wrong_node(self, steps: Sequence[ReferenceStep]) -> str:
+        """Return what the first wrong node of that layer computes; "" if it is not known.
+
+        `steps`: What the reference computes in the layer.
+        """
+        near = _WITHIN * max((each.right for each in self.each), default=0.0)
+        whose = ValueReference("the model", cause=lambda *_: None)  # it has the same input
+        found = first_unmatched_node(self.graph, self.values, whose, steps, {}, near)
+        if found is None:
+            return ""
+        return f"; its first wrong value: {found.location}; {found.says}"
 
 
 def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
@@ -54,11 +94,56 @@ def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
     return found
 
 
+@contextlib.contextmanager
+def recorded_layer(
+    model: nn.Module, number: int, place: Callable[[], str] | None
+) -> Iterator[list[ReferenceStep]]:
+    """Record what a model computes up to a state of `hidden_states`, from the one before it.
+
+    The number of states stands for what follows the layers. A list is given, which the next run
+    fills. Large weights are not in it.
+    """
+    layers, steps, recordings = layers_of(model), list[ReferenceStep](), list[Recording]()
+    opened = contextlib.ExitStack()
+
+    def start(module: nn.Module, args: tuple[Any, ...], given: Any) -> None:
+        read = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor)]
+        tensors = dict(module.named_parameters()) | {f"input {n}": x for n, x in enumerate(read)}
+        recordings.append(Recording(tensors, place, _MOST_ELEMENTS))
+        opened.enter_context(recordings[-1])
+
+    def stop(*_: Any) -> None:
+        if recordings and not steps:
+            opened.close()
+            steps.extend(recordings[-1].steps)
+
+    if number == 0:
+        handles = [
+            model.register_forward_pre_hook(start, with_kwargs=True),
+            layers[0].register_forward_pre_hook(stop),
+        ]
+    elif number <= len(layers):
+        handles = [
+            layers[number - 1].register_forward_pre_hook(start, with_kwargs=True),
+            layers[number - 1].register_forward_hook(stop, always_call=True),
+        ]
+    else:
+        handles = [
+            layers[-1].register_forward_hook(start),
+            model.register_forward_hook(stop, always_call=True),
+        ]
+    try:
+        yield steps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def layer_errors(
     path: Path, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
     outputs: Mapping[str, np.ndarray], rows: Sequence[int],
-) -> list[LayerError]:  # fmt: skip
-    """Return the error of each layer of a graph; empty if its layers are not found.
+) -> LayerErrors:  # fmt: skip
+    """Return the error of each layer of a graph.
 
     `states`: The reference of `hidden_states`, float64 `[B, L, E]`.
     `outputs`: The reference of outputs of the graph by name, which follow the layers.
@@ -67,12 +152,20 @@ def layer_errors(
     graph = StreamedEvaluation(path)
     ends = _ends(graph, inputs, states, rows)
     if ends is None:
-        return []
+        return LayerErrors(graph)
     reference = {**dict(zip(ends, states, strict=True)), **outputs}
-    errors = dict[str, float]()
+    types = [
+        onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
+        for x in graph.model.graph.output
+    ]
+    most = max(LayerError.right, *(eps(dtype) / 2 for dtype in types if is_floating(dtype)))
+    errors, within, wrong = dict[str, float](), dict[str, Any](), list[int]()
 
     def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
         made = _with_sum(node, values, graph.compute_node(node, values))
+        if not wrong:
+            weights = {name: values[name] for name in node.input if name in graph.initializers}
+            within.update({**weights, **made})
         for name in made.keys() & reference.keys():
             errors[name] = _distance(made[name], reference[name], rows)
             right = reference[name].reshape(np.shape(made[name]))
@@ -80,18 +173,19 @@ def layer_errors(
                 first = values[node.input[0]] + (right - made[name])
                 made = {**graph.compute_node(node, {**values, node.input[0]: first})}
             made[name] = right
+            if not wrong and not errors[name] <= most:
+                wrong.append(ends.index(name) if name in ends else len(ends))
+            elif not wrong and name in ends:
+                within.clear()
+                within.update(made)
         return made
 
     graph.values(inputs, compute, kept=())
     names = ["the embeddings", *(f"layer {number}" for number in range(len(states) - 1))]
     rest = [("what follows the layers", name) for name in outputs if name in errors]
     every = [*zip(names, ends, strict=True), *rest]
-    types = [
-        onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
-        for x in graph.model.graph.output
-    ]
-    right = max(LayerError.right, *(eps(dtype) / 2 for dtype in types if is_floating(dtype)))
-    return [LayerError(path.name, name, end, errors[end], right) for name, end in every]
+    found = [LayerError(path.name, name, end, errors[end], most) for name, end in every]
+    return LayerErrors(graph, found, wrong[0] if wrong else None, within)
 
 
 def says(errors: Sequence[LayerError]) -> str:

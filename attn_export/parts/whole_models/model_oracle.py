@@ -18,7 +18,7 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.measures import eps, fill_ignored_rows, judged_rows, measure
 from attn_export.parts.whole_models.faults.model_search import find_cause
-from attn_export.parts.whole_models.layer_errors import hidden_states, layer_errors
+from attn_export.parts.whole_models.layer_errors import LayerErrors, hidden_states, layer_errors
 from attn_export.parts.whole_models.lora_adapter import unmerged_products
 from attn_export.parts.whole_models.unit_weights import LARGE, copy_by_unit, is_by_unit
 from attn_export.reference.float64_mode import widened_arrays
@@ -177,11 +177,12 @@ class ModelOracle(Oracle):
     ) -> tuple[Sequence[LayerError], str]:
         """Return the error of each layer of a graph, if found. The search for causes says more."""
         with contextlib.suppress(GraphError):
-            return self.layer_errors(graph, case, names), ""
+            found = self.layer_errors(graph, case, names)
+            return found.each if found else (), ""
         return (), ""
 
-    def layer_errors(self, graph: Path, case: Case, names: TensorNames) -> Sequence[LayerError]:
-        """Return the error of each layer of a graph in a case of it; none if they are not found."""
+    def layer_errors(self, graph: Path, case: Case, names: TensorNames) -> LayerErrors | None:
+        """Return the error of each layer of a graph in a case of it; None if nothing is judged."""
         inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
         made: list[Arrays] = []
         states = hidden_states(
@@ -189,7 +190,7 @@ class ModelOracle(Oracle):
         )
         rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
         if not rows:
-            return ()
+            return None
         call: Any = self.subject.module
         ends = call.entry.outputs.items()
         follows = {name for name, end in ends if end.role not in ("present", "window")}

@@ -14,9 +14,10 @@ import numpy as np
 from attn_export.errors import GraphError, counted
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
+from attn_export.float64 import ReferenceStep
 from attn_export.heap import give_back
 from attn_export.interface import Shape
-from attn_export.parts.whole_models.layer_errors import says
+from attn_export.parts.whole_models.layer_errors import recorded_layer, says
 from attn_export.parts.whole_models.model_oracle import MEASURED, ModelOracle
 from attn_export.parts.whole_models.unit_weights import in_step, is_by_unit, largest_unit
 from attn_export.reference.decisions import Decisions
@@ -201,10 +202,22 @@ class UnitOracle(ModelOracle):
         """Return the error of each layer of a graph in a case of it, and what that says."""
         unknown = "the model is too large for a search; its layers were not found in the graph"
         try:
-            errors = self.layer_errors(graph, case, names)
+            found = self.layer_errors(graph, case, names)
         except GraphError as error:
             return (), f"its layers are not compared: {error}"
-        return errors, says(errors) or unknown
+        if found is None or not found.each:
+            return (), unknown
+        text = says(found.each)
+        if found.wrong is not None:
+            inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
+            text += found.first_wrong_node(self._steps_of_layer(inputs, found.wrong))
+        return found.each, text
+
+    def _steps_of_layer(self, inputs: Arrays, number: int) -> Sequence[ReferenceStep]:
+        """Return what the float64 copy computes in a layer, as `recorded_layer` counts them."""
+        with self.places() as place, recorded_layer(self.precise, number, place) as steps:
+            super(ModelOracle, self).reference(inputs)
+        return steps
 
     def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         made = self._made.get(id(case.inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import shutil
 import signal
 import sys
@@ -206,7 +207,7 @@ def test_right_exports_pass_with_one_layer_in_memory(name, slices):
     assert report.passed, report.explanations
     counts = [ran.facts.get("slices") for ran in report.runs]
     assert all((count or 0) > 1 for count in counts) == slices
-    assert any("slices, with" in note for note in report.notes) == slices
+    assert any("slices: fusions" in note for note in report.notes) == slices
 
 
 def _damaged(name: str | Path, part: str, folder: Path, factor: float = 1.01) -> Path:
@@ -223,16 +224,22 @@ def _damaged(name: str | Path, part: str, folder: Path, factor: float = 1.01) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "layer"),
+    ("name", "part", "layer", "says"),
     [
-        ("llama/genai", "layers.1.attn.qkv_proj", "layer 1"),
-        ("llama/mobius", "lm_head", "what follows the layers"),
+        ("llama/genai", "layers.1.attn.qkv_proj", "layer 1",
+         r"/model/layers.1/attn/qkv_proj/MatMul \(model.layers.1.self_attn.q_proj, .*it is MatMul"),
+        ("gpt2/mobius", "h.1.mlp.down_proj", "layer 1", r"its weight .*c_proj.* is 1.01 times"),
+        ("llama/mobius", "lm_head", "what follows the layers", r"MatMul_node_61 \(lm_head, "),
+        ("mixtral/mobius", "embed_tokens", "the embeddings", "Gather model/embed_tokens"),
     ],
-)
-def test_the_wrong_layer_of_a_large_model_is_named_alone(name, part, layer, tmp_path):
+)  # fmt: skip
+def test_the_wrong_layer_and_node_of_a_large_model_are_named_alone(
+    name, part, layer, says, tmp_path
+):
     graphs = _damaged(name, part, tmp_path)
     report = compare_models(EXPORTS / name / "../checkpoint", graphs, RunOptions.of())
     assert not report.passed
+    assert re.search(f"its first wrong value: .*{says}", report.explanations[0])
     assert f"on the reference's input, wrong: {layer} (off by" in report.explanations[0]
     assert report.explanations[0].count("off by") == 1
     assert [each.name for each in report.layers if each.is_wrong] == [layer]
@@ -247,6 +254,7 @@ def test_the_wrong_layer_of_a_float16_graph_is_named_alone(tmp_path):
     report = compare_models(checkpoint, graphs, RunOptions.of())
     # Its tables of positions are rounded, so that right layers are off by 1e-4.
     assert [each.name for each in report.layers if each.is_wrong] == ["layer 1"], str(report)
+    assert "mlp.down_proj.weight in the model, is 2 times" in report.explanations[0]
 
 
 def test_wrong_embeddings_hide_no_wrong_layer(tmp_path):
