@@ -163,8 +163,9 @@ def _in_file(shape: Sequence[int], dtype: torch.dtype, read: Callable[[slice], T
 
 @contextlib.contextmanager
 def converted_in_files() -> Iterator[None]:
-    """Let weights that transformers makes of several tensors lie in files in this block."""
-    converter: Any = import_module("transformers.core_model_loading").WeightConverter
+    """Let weights that transformers makes of several tensors, or rounds, be in files in a block."""
+    loading: Any = import_module("transformers.core_model_loading")
+    converter, materialize = loading.WeightConverter, loading._materialize_copy
     convert = converter.convert
 
     def in_files(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -175,7 +176,17 @@ def converted_in_files() -> Iterator[None]:
                 made[name] = _in_file(weight.shape, weight.dtype, weight.__getitem__)
         return made
 
-    with mock.patch.object(converter, "convert", in_files):
+    def in_type(tensor: Any, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        read: Tensor = tensor[...]  # a view of the mapped file
+        if dtype in (None, read.dtype) or read.numel() <= _SMALL:
+            found: Tensor = materialize(tensor, device, dtype)
+            return found
+        return _in_file(read.shape, dtype, lambda rows: read[rows].to(dtype))
+
+    with (
+        mock.patch.object(converter, "convert", in_files),
+        mock.patch.object(loading, "_materialize_copy", in_type),
+    ):
         yield
 
 

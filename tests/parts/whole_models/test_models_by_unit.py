@@ -78,6 +78,20 @@ def test_it_is_the_model_that_transformers_loads_in_the_type(kind, dtype):
     assert all(x.isnan().all() for x in model.parameters() if x.numel() > 16)
 
 
+def test_weights_of_another_type_than_the_config_has_are_converted_into_files(monkeypatch):
+    shapes, in_file = [], unit_weights._in_file
+    monkeypatch.setattr(
+        unit_weights, "_in_file", lambda shape, *rest: shapes.append(shape) or in_file(shape, *rest)
+    )
+    models = [read_checkpoint(EXPORTS / "llama" / "checkpoint") for _ in range(2)]
+    for checkpoint in models:
+        checkpoint.config.dtype = torch.float16  # its files have float32
+    by_unit, whole = models[0].load_by_unit(), models[1].load()
+    large = [weight.shape for _, weight in stored_weights(by_unit) if weight.numel() > 16]
+    assert sorted(shapes) == sorted(large)
+    assert torch.equal(_logits(by_unit), _logits(whole))
+
+
 def test_runs_in_step_read_each_unit_once_and_give_what_single_runs_give(monkeypatch):
     model = read_checkpoint(EXPORTS / "llama" / "checkpoint").load_by_unit()
     double = copy_by_unit(model, lambda *_: torch.float64)
