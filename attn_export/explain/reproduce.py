@@ -87,7 +87,7 @@ def _script(
     context = {
         "sentence": explanation.sentence,
         "engine": engine,
-        "allowed": {
+        "tolerance": {
             name: (float(f"{limits.whole:.3g}"), float(f"{limits.row:.3g}"))
             for name, limits in tolerance.items()
         },

@@ -154,7 +154,7 @@ public:
     std::int64_t get(int what) const { return handle_.get(what); }
     std::string name() const { return text(ATTN_NAME); }
     std::string runtime_version() const { return text(ATTN_RUNTIME_VERSION); }
-    // Runs a golden case; returns whether it passed, and a line.
+    // Runs a test case; returns whether it passed, and a line.
     std::pair<bool, std::string> test_case(std::int64_t index) const {
         char line[512];
         const int code = attn_test_case(*handle_, index, line, sizeof line);

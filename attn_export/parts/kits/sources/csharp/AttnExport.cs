@@ -90,7 +90,7 @@ public sealed class Bundle : IDisposable
         return values;
     }
 
-    /// <summary>Runs a golden case; returns whether it passed.</summary>
+    /// <summary>Runs a test case; returns whether it passed.</summary>
     public bool TestCase(long index, out string line)
     {
         var bytes = new byte[512];

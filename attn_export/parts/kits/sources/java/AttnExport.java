@@ -95,7 +95,7 @@ public final class AttnExport implements AutoCloseable {
         return values;
     }
 
-    /** Runs a golden case. Returns a line, which begins with "ok" if it passed. */
+    /** Runs a test case. Returns a line, which begins with "ok" if it passed. */
     public String testCase(long index) {
         byte[] line = new byte[512];
         int code = attn_test_case(handle, index, line, line.length);

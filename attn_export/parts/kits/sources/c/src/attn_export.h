@@ -111,7 +111,7 @@ ATTN_API const char *attn_text(attn_handle bundle, int32_t what);
 ATTN_API int attn_describe(attn_handle bundle, int32_t kind, int64_t index, attn_value *value);
 
 /*
- * Runs a golden case and judges its outputs by the rule of the bundle. ATTN_OK: it passed.
+ * Runs a test case and judges its outputs by the rule of the bundle. ATTN_OK: it passed.
  * `line` says how, in at most `size` bytes with a zero at the end; 512 hold any.
  */
 ATTN_API int attn_test_case(attn_handle bundle, int64_t index, char *line, int64_t size);

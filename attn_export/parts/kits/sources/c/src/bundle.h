@@ -21,7 +21,7 @@ typedef struct {
     size_t order[MAX_RANK]; /* axis i of the graph is axes[order[i]] */
 } End;
 
-/* A golden case: its folder in golden/, a tolerance per output, and batch elements to ignore. */
+/* A test case: its folder in golden/, a tolerance per output, and batch elements to ignore. */
 typedef struct {
     const char *name, *folder;
     const Tolerance *tolerances;

@@ -1,4 +1,4 @@
-/* A golden case run token by token, which must give the same as the whole case at once. */
+/* A test case run token by token, which must give the same as the whole case at once. */
 #ifndef REPLAY_H
 #define REPLAY_H
 

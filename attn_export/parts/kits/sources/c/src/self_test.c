@@ -1,5 +1,5 @@
 /*
- * Self-test: runs every golden case of the bundle and judges its outputs.
+ * Self-test: runs every test case of the bundle and judges its outputs.
  *
  *     self_test [BUNDLE]
  *

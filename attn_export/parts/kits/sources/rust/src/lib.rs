@@ -98,7 +98,7 @@ impl Bundle {
         let (dims, axes) = (raw.dims[..rank].to_vec(), raw.axes[..rank].iter().map(|&axis| text(axis)).collect());
         Ok(Value { name: text(raw.name), dtype: raw.dtype, element_bytes: raw.element_bytes as usize, needed: raw.needed != 0, dims, axes })
     }
-    /// Runs a golden case; returns whether it passed, and a line.
+    /// Runs a test case; returns whether it passed, and a line.
     pub fn test_case(&self, index: i64) -> Result<(bool, String)> {
         let mut line = [0 as c_char; 512];
         let code = unsafe { attn_test_case(self.0, index, line.as_mut_ptr(), 512) };
