@@ -112,7 +112,7 @@ func (b *Bundle) Values(kind int) ([]Value, error) {
 	return values, err
 }
 
-// TestCase runs a golden case; it returns whether it passed, and a line.
+// TestCase runs a test case; it returns whether it passed, and a line.
 func (b *Bundle) TestCase(index int64) (bool, string, error) {
 	var line [512]C.char
 	err := call(func() C.int { return C.attn_test_case(b.number, C.int64_t(index), &line[0], 512) })
