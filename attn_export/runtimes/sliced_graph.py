@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from attn_export.errors import one_line
+from attn_export.errors import lacking, one_line, printable
 from attn_export.graph.load import load_proto, mapped_data, names_read, refuse_bad_data
 from attn_export.heap import give_back
 from attn_export.runtimes.protocol import Engine, Facts
@@ -92,7 +93,7 @@ class SlicedEngine(Engine):
                     held |= {n: x if n in read_later else on_disk(x) for n, x in made.items()}
                     advance()
                 except Exception as error:
-                    errors[key] = error
+                    errors[key] = self._with_size(error, part)
                     held.clear()
                 for name in held.keys() - read_later - outputs:
                     del held[name]
@@ -114,6 +115,18 @@ class SlicedEngine(Engine):
     def facts(self) -> Facts:
         """Return the facts of the run, with the number of slices."""
         return {**self._facts, "slices": len(self._slices)}
+
+    def _with_size(self, error: Exception, part: _Slice) -> Exception:
+        """Return an error that says which memory would do, if that is what lacks."""
+        if lacking(error) != "memory":
+            return error
+        read = {name for node in part.nodes for name in names_read(node)}
+        size = sum(_bytes_of(x) for x in self._model.graph.initializer if x.name in read)
+        named = printable(part.nodes[-1].name or part.nodes[-1].output[0], 100)
+        return MemoryError(
+            f"{one_line(error)}; the slice that ends with {named} has {size / 2**30:.2f} GiB of "
+            f"weights: --memory {math.ceil(2 * size / 2**30) + 1}GiB holds it"
+        )
 
     def _in_columns(self, engine: Engine, name: str) -> Engine:
         """Return a product that is given some columns of its weight at a time."""

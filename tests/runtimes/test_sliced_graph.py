@@ -105,3 +105,12 @@ def test_a_slice_that_fails_in_one_run_leaves_the_others(graph):
     with pytest.raises(RuntimeError, match="255"):
         engine.run(bad, {})
     assert engine.run(good, {})["last"].shape == (2, 256)
+
+
+def test_a_slice_that_lacks_memory_says_how_much_would_do(graph):
+    def load(*_):
+        raise RuntimeError("std::bad_alloc")
+
+    engine = sliced_graph.SlicedEngine(graph, 2**18, load, {})
+    with pytest.raises(RuntimeError, match=r"bad_alloc; the slice .* weights: --memory 2GiB"):
+        engine.run({"x": np.ones((2, 256), np.float32), "flag": np.array(True)}, {})
