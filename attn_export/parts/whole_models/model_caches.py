@@ -17,6 +17,15 @@ from transformers.cache_utils import (
 from attn_export.errors import ExportError, first_few
 
 
+def cache_name(model: Any) -> str:
+    """Return the argument that takes the cache, which outputs have too; "" without one.
+
+    It is ``cache`` from transformers 5.24 on.
+    """
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in taken), "")
+
+
 def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tuple[int, int]]]:
     """Return the number of heads and the size of keys and of values, by layer and whose they are.
 
@@ -36,7 +45,7 @@ def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tup
             kwargs["attention_mask"] = torch.ones_like(ids)
         try:
             with torch.no_grad():
-                cache = model(**kwargs, use_cache=True).past_key_values
+                cache = getattr(model(**kwargs, use_cache=True), cache_name(model))
         except Exception as error:  # as various as the models
             raise ExportError(
                 f"{model.config.model_type} does not run on two tokens and gives no cache; models "
@@ -61,8 +70,7 @@ def cache_shapes(model: Any) -> dict[tuple[int, str], tuple[tuple[int, int], tup
 
 def _refuse_other_caches(model: Any) -> None:
     """Refuse a model whose layers keep something else than keys and values, by what they hold."""
-    config, taken = model.config, inspect.signature(model.forward).parameters
-    keeps = "past_key_values" in taken
+    config, keeps = model.config, bool(cache_name(model))
     kinds = {type(layer) for layer in DynamicCache(config=config).layers} if keeps else set()
     found = sorted({_state_of(x) for x in model.modules()} - {""})
     if any(issubclass(kind, LinearAttentionCacheLayerMixin) for kind in kinds) or (

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from attn_export.bundle.text_inputs import VECTOR
 from attn_export.errors import ExportError, printable
 from attn_export.parts.whole_models.export_layouts import End, Entry, Role
+from attn_export.parts.whole_models.model_caches import cache_name
 from attn_export.runtimes.decode_inputs import NEXT_HIDDEN
 
 Rounding = Callable[..., tuple[Tensor, ...]]
@@ -84,7 +85,7 @@ class ModelCall(nn.Module):
             callee: Any = self.model.get_encoder() if self._has_encoder else self.model
             return self._outputs(callee(**self._plain(callee, inputs)), inputs, None, None)
         own, mask = self._cache(inputs)
-        kwargs = {"past_key_values": own, "use_cache": True}
+        kwargs: dict[str, Any] = {cache_name(self.model): own, "use_cache": True}
         ids, cross = inputs.roles["ids"], None
         if self._has_encoder:
             cross = DynamicCache(config=self.model.config)
@@ -98,7 +99,7 @@ class ModelCall(nn.Module):
                     cross.update(key, value, layer)
             kwargs |= {
                 "decoder_input_ids": ids, "encoder_outputs": self._states(inputs),
-                "past_key_values": EncoderDecoderCache(own, cross),
+                cache_name(self.model): EncoderDecoderCache(own, cross),
                 "attention_mask": inputs.roles.get("states mask"),
             }  # fmt: skip
             if "mask" in inputs.roles:

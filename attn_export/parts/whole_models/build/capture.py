@@ -25,6 +25,7 @@ from attn_export.parts.whole_models.build.attention import CALL, Call, OwnAttent
 from attn_export.parts.whole_models.build.part import ids_beside, passing
 from attn_export.parts.whole_models.build.single_nodes import SingleNodes
 from attn_export.parts.whole_models.loaded_model import type_of
+from attn_export.parts.whole_models.model_caches import cache_name
 
 _MANY = 2**17
 """A number of keys at which layers that scale by it have another factor."""
@@ -134,8 +135,8 @@ class CapturedDecoder(nn.Module):
         model: Any = self.model
         length: Any = call.past_length
         logits: Tensor = model(
-            input_ids=ids, past_key_values=own, use_cache=True,
-            position_ids=functional.positions(length, ids.shape[1]),
+            input_ids=ids, use_cache=True, position_ids=functional.positions(length, ids.shape[1]),
+            **{cache_name(model): own},
         ).logits  # fmt: skip
         return logits
 

@@ -20,6 +20,7 @@ from attn_export.attention import functional
 from attn_export.errors import ExportError
 from attn_export.parts.whole_models.build.attention import Call
 from attn_export.parts.whole_models.build.capture import CapturedDecoder, InPlaceLayer
+from attn_export.parts.whole_models.model_caches import cache_name
 
 ENCODER_MASK = "encoder_attention_mask"
 """The input that says which tokens of the encoder are no padding."""
@@ -52,7 +53,7 @@ class CapturedCrossDecoder(CapturedDecoder):
             logits: Tensor = model(
                 decoder_input_ids=ids, attention_mask=call.encoded, use_cache=True,
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),
-                past_key_values=EncoderDecoderCache(own, Cache(layers=layers)),
+                **{cache_name(model): EncoderDecoderCache(own, Cache(layers=layers))},
             ).logits  # fmt: skip
         return logits
 

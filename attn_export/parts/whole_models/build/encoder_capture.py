@@ -12,6 +12,7 @@ from attn_export.errors import ExportError, one_line
 from attn_export.parts.whole_models.build.attention import Call, OwnAttentionError, attending
 from attn_export.parts.whole_models.build.own_attention import own_attention
 from attn_export.parts.whole_models.build.single_nodes import SingleNodes
+from attn_export.parts.whole_models.model_caches import cache_name
 
 
 class CapturedEncoder(nn.Module):
@@ -72,6 +73,7 @@ class CrossStates(nn.Module):
         model: Any = self.model
         batch = next(iter(inputs.values())).shape[0]
         start = torch.zeros(batch, 1, dtype=torch.int64)
-        cache = model(**inputs, decoder_input_ids=start, use_cache=True).past_key_values
+        outputs = model(**inputs, decoder_input_ids=start, use_cache=True)
+        cache = getattr(outputs, cache_name(model))
         layers = cache.cross_attention_cache.layers
         return [x for layer in layers for x in (layer.keys, layer.values)]

@@ -310,7 +310,7 @@ def _call(model: Any, change: Callable[..., _Arguments]) -> Edit:
 
 def _placed(prefix: str, change: Callable[..., Any], given: _Arguments) -> _Arguments:
     """Return the argument with other positions, for a call of a model."""
-    ids, cache = given.get(f"{prefix}input_ids"), given.get("past_key_values")
+    ids, cache = given.get(f"{prefix}input_ids"), given.get("cache", given.get("past_key_values"))
     if ids is None:
         return {}
     slots = torch.arange(ids.shape[1])[None] + (0 if cache is None else cache.get_seq_length())
