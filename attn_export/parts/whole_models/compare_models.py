@@ -44,12 +44,15 @@ from attn_export.parts.whole_models.lora_adapter import merge_adapter
 from attn_export.parts.whole_models.model_oracle import ModelOracle
 from attn_export.parts.whole_models.model_reference import is_half, reference_of
 from attn_export.parts.whole_models.own_inputs import OwnInputs, own_notes, read_own
+from attn_export.parts.whole_models.unit_weights import LARGE
 from attn_export.parts.whole_models.weight_losses import WeightLosses, products_of
 from attn_export.quality import OF_LOGITS, Budget, Quality, is_logits
 from attn_export.reference.reference import Reference
 from attn_export.reference.stored_evidence import MOST_BYTES, reduce_evidence, reduce_if_large
 from attn_export.results import CHANGED, Detail, Report
+from attn_export.runtimes.protocol import size_beside
 from attn_export.runtimes.run_options import RunOptions
+from attn_export.temp_folders import use_disk
 
 Judge = Callable[..., Report]
 
@@ -89,6 +92,8 @@ def compare_models(
     folder = Path(model) if isinstance(model, str | Path) else None
     exported = read_export(Path(graphs), layout, names)
     is_built = exported.layout is LAYOUTS[BUILT]
+    if max(size_beside(entry.path) for entry in exported.entries) > LARGE:
+        use_disk()  # before the folders of runs and of the bundle are made
     has_integers = any(quantised_operators(entry.path) for entry in exported.entries)
     read = functools.partial(read_own, inputs, folder=folder)
     of_build: dict[str, Any] = {"text_only": True, "is_captured": False}

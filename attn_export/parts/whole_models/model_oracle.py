@@ -95,11 +95,7 @@ class ModelOracle(Oracle):
         """
         if not self._ranks or not all(is_floating(array.dtype) for array in reference.values()):
             return super()._with_ties(golden, reference)
-        near = WIDER * max(eps(a.dtype) for a in golden.eager.values() if is_floating(a.dtype))
-        modes = [TieOrder(order, near) for order in ORDERS]
-        found = without_tied_rows(
-            golden, reference, [self.reference(golden.case.inputs, mode) for mode in modes]
-        )
+        found = without_tied_rows(golden, reference, self._ranked(golden.case, golden.eager))
         if found is None:
             marked = super()._with_ties(golden, reference)
             is_fixed = golden.case.name == BASE or golden.case.name.startswith(CHANGED)
@@ -109,6 +105,14 @@ class ModelOracle(Oracle):
         case, count = found
         self.tied += count
         return self._golden(case) if count else golden
+
+    def _ranked(self, case: Case, eager: Arrays) -> list[Arrays]:
+        """Return the outputs of a float64 run with each order of nearly equal scores."""
+        return [self.reference(case.inputs, mode) for mode in self._orders(eager)]
+
+    def _orders(self, eager: Arrays) -> list[TieOrder]:
+        near = WIDER * max(eps(a.dtype) for a in eager.values() if is_floating(a.dtype))
+        return [TieOrder(order, near) for order in ORDERS]
 
     def reference(self, inputs: Arrays, order: TieOrder | None = None) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy; those of a large model are kept for the case."""

@@ -24,10 +24,10 @@ from attn_export.reference.decisions import Decisions
 from attn_export.reference.float64_mode import widened_arrays
 from attn_export.reference.notes import ChangedInputs
 from attn_export.reference.operations import RoundingRecorder, math_backend
-from attn_export.reference.ties import TieOrder
+from attn_export.reference.ties import ORDERS, TieOrder
 from attn_export.reference.tolerance import run_count
 from attn_export.results import BASE, Arrays, Case, Golden, LayerError, TensorNames
-from attn_export.tensorfile import numpy_dtype
+from attn_export.tensorfile import is_floating, numpy_dtype
 
 _LEAST_HELD, _MOST_HELD = 2**27, 2**30
 """The bytes of outputs of the runs that are made together, if they are of several cases: twice as
@@ -59,6 +59,7 @@ class _Runs:
         reference: Those of the float64 copy.
         noisy: Those of runs with random rounding.
         further: Those of a further run, which some oracles make.
+        ranked: Those of float64 runs with each order of nearly equal scores.
         decisions: See `Decisions.made`.
         steps: See `RoundingRecorder.steps`.
     """
@@ -69,6 +70,7 @@ class _Runs:
     reference: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     noisy: list[Arrays] = dataclasses.field(default_factory=list)
     further: Arrays = dataclasses.field(default_factory=dict)
+    ranked: list[Arrays] = dataclasses.field(default_factory=list)
 
 
 class UnitOracle(ModelOracle):
@@ -90,6 +92,9 @@ class UnitOracle(ModelOracle):
             runs += [run for case, _ in group for run in self.further_runs(case)]
             about = f"float64 reference of {counted(len(group), 'case')}, part"
             in_step(runs, functools.partial(_say, phase, about))
+            if self._ranks:  # known by now
+                ranked = [run for case, _ in group for run in self._ranked_runs(case)]
+                in_step(ranked, functools.partial(_say, phase, f"ties of experts: {about}"))
             for case, _ in group:
                 yield self.golden(case)
                 if case.name != BASE:  # on which there are notes
@@ -127,6 +132,19 @@ class UnitOracle(ModelOracle):
 
         yield find
 
+    def _ranked_runs(self, case: Case) -> Iterator[Callable[[], None]]:
+        made = self._made[id(case.inputs)]
+
+        def run(order: TieOrder) -> None:
+            made.ranked.append(super(ModelOracle, self).reference(case.inputs, order))
+
+        if all(is_floating(array.dtype) for array in made.eager.values()):
+            yield from (functools.partial(run, order) for order in self._orders(made.eager))
+
+    def _ranked(self, case: Case, eager: Arrays) -> list[Arrays]:
+        made = self._made.get(id(case.inputs))
+        return (made.ranked if made else []) or super()._ranked(case, eager)
+
     def _runs_with(self, inputs: Arrays) -> Iterator[Callable[[], None]]:
         return self._runs_of(Case("", "", {}, inputs, ""), 0)
 
@@ -143,7 +161,8 @@ class UnitOracle(ModelOracle):
             like = self._like_outputs(case)
             noisy = run_count(like, case.contents)[1] if number < MEASURED else 0
             for_notes = 2 * len(self.changed(case).all) if case.name == BASE else 0
-            size = (3 + noisy + for_notes) * sum(8 * array.size for array in like.values())
+            runs = 3 + noisy + for_notes + len(ORDERS) * self._ranks
+            size = runs * sum(8 * array.size for array in like.values())
             if group and held + size > most:
                 yield group
                 group, held = [], 0

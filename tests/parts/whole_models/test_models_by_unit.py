@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,21 @@ def test_runs_with_changed_inputs_for_notes_are_made_with_the_cases(monkeypatch)
     monkeypatch.setattr(unit_weights, "_load", read.append)
     oracle.notes(base)
     assert read == []
+
+
+def test_the_ties_of_experts_take_one_more_pass_for_all_cases(monkeypatch):
+    subject = Subject.from_model(EXPORTS / "mixtral" / "checkpoint")
+    oracle, cases = subject.oracle(0.0), [*subject.plan().cases][:3]
+    loads, load = Counter[int](), unit_weights._load
+
+    def counted(unit):
+        loads[unit._stored_weights.number] += 1
+        load(unit)
+
+    monkeypatch.setattr(unit_weights, "_load", counted)
+    assert len([*oracle.goldens(cases, lambda _: None)]) == len(cases)
+    # The model in its type and in float64, and the latter again with other orders of the experts.
+    assert {*loads.values()} == {3}
 
 
 @pytest.mark.parametrize("largest", [2**12, 2**10])  # larger ones lie in files
