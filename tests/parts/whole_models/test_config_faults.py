@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, mask
 
 from attn_export.explain.explanation import Cause, SearchWork
 from attn_export.parts.whole_models.faults.model_search import find_cause
+from attn_export.parts.whole_models.model_caches import cache_name
 from attn_export.reference.float64_mode import ComputeInFloat64, widened_copy
 from attn_export.reference.operations import math_backend
 
@@ -142,7 +143,7 @@ def outputs(model: Any) -> dict[str, np.ndarray]:
             kwargs = {"input_ids": ids[:, new], "position_ids": positions[:, new]}
             calls.append((cache, mask[:, new], {**kwargs, "attention_mask": mask}))
     for number, (cache, valid, kwargs) in enumerate(calls):
-        cached = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+        cached = {} if cache is None else {cache_name(model): cache, "use_cache": True}
         found[f"logits {number}"] = model(**kwargs, **cached).logits * valid[..., None]
         own = getattr(cache, "self_attention_cache", cache)
         for layer, pair in own.new.items() if own is not None else ():
@@ -273,7 +274,7 @@ def past_last(model: Any, _: str) -> None:
             return tuple(torch.cat([x[..., -new:, :], x[..., :-new, :]], -2) for x in both)
 
     model.register_forward_pre_hook(
-        lambda _, __, kwargs: setattr(kwargs["past_key_values"], "__class__", PastLast),
+        lambda _, __, kwargs: setattr(kwargs[cache_name(model)], "__class__", PastLast),
         with_kwargs=True,
     )
 

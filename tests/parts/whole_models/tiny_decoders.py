@@ -34,13 +34,15 @@ _LATENT = {
 }  # fmt: skip
 
 BUILT: dict[str, dict[str, Any]] = {
-    "apertus": {}, "arcee": {}, "biogpt": {}, "cohere": {}, "cohere2": {**_HEAD, **_MIXED},
+    "apertus": {}, "arcee": {}, "biogpt": {}, "codegen": {**_GPT, "rotary_dim": 4},
+    "cohere": {}, "cohere2": {**_HEAD, **_MIXED},
     "deepseek_v2": _LATENT, "deepseek_v3": _LATENT, "ernie4_5": _HEAD,
     "exaone4": {**_MIXED, "sliding_window_pattern": 2}, "gemma": _HEAD,
     "gemma2": {**_HEAD, **_WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**_HEAD, **_MIXED, "query_pre_attn_scalar": 16},
     "glm": _HEAD, "glm4": _HEAD, "glm4_moe": {**_HEAD, **_ROUTED}, "gpt2": _GPT,
-    "gpt_bigcode": _GPT, "gpt_neox": {}, "gpt_oss": {**_HEAD, **_MIXED, **_EXPERTS}, "granite": {},
+    "gpt_bigcode": _GPT, "gpt_neox": {}, "gpt_oss": {**_HEAD, **_MIXED, **_EXPERTS},
+    "gptj": {**_GPT, "rotary_dim": 4}, "granite": {},
     "granitemoe": {**_EXPERTS, "num_experts_per_tok": 2}, "helium": _HEAD,
     "hunyuan_v1_dense": _HEAD, "llama": {},
     "llama4_text": {
@@ -63,8 +65,7 @@ BUILT: dict[str, dict[str, Any]] = {
 """The types that are built, with their fields beside `_SMALL`."""
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "bloom": {"n_layer": 2, "n_head": 4}, "codegen": {**_GPT, "rotary_dim": 4}, "falcon": {},
-    "gptj": {**_GPT, "rotary_dim": 4},
+    "bloom": {"n_layer": 2, "n_head": 4}, "falcon": {},
     "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 64},
 }  # fmt: skip
 

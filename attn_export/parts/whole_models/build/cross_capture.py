@@ -75,14 +75,18 @@ class CapturedCrossDecoder(CapturedDecoder):
         model: Any = self.model
         with contextlib.ExitStack() as stack:
             for part in model.get_decoder().modules():
-                accepted = inspect.signature(part.forward).parameters
-                if {"past_key_values_length", "position_ids"} <= accepted.keys():
+                accepted = inspect.signature(part.forward).parameters.keys()
+                if "position_ids" in accepted and not accepted.isdisjoint(_LENGTHS):
                     part.forward = _embedded(part.forward, positions)
                     stack.callback(delattr, part, "forward")
                 if getattr(part, "has_relative_attention_bias", False):
                     part.compute_bias = _biased(part.compute_bias, positions)
                     stack.callback(delattr, part, "compute_bias")
             yield
+
+
+_LENGTHS = ("cache_length", "past_key_values_length")
+"""The argument of embeddings that holds the number of keys; the latter before transformers 5.24."""
 
 
 def _embedded(embed: Callable[..., Tensor], positions: Tensor) -> Callable[..., Tensor]:
