@@ -19,6 +19,7 @@ from attn_export.export.subject import Subject
 from attn_export.parts.cuda_dry_run.dry_run import observe
 from attn_export.parts.cuda_dry_run.dry_run_inputs import caches_in_place
 from attn_export.parts.cuda_dry_run.dry_run_results import architectures_named
+from attn_export.parts.whole_models.model_caches import cache_name
 from attn_export.report.data import finite
 from attn_export.report.tables import largest
 from attn_export.runtimes.protocol import Limits
@@ -174,7 +175,7 @@ def torch_model(folder: Path, dtype: str, sizes: tuple[int, int, int], device: s
         ids = torch.zeros(batch, query_len, dtype=torch.int64)
     cache = StaticCache(config=config, max_cache_len=past_len + query_len) if past_len else None
     # A step attends to all slots, used or not, and uses one more.
-    keywords = {"past_key_values": cache, "use_cache": bool(cache), "logits_to_keep": 1}
+    keywords = {cache_name(model): cache, "use_cache": bool(cache), "logits_to_keep": 1}
     if cache:
         with torch.inference_mode():
             model(ids.expand(batch, past_len // 2), **keywords)

@@ -201,9 +201,11 @@ def compiled(folder: Path, threads: int) -> Callable[..., Tokens]:
     import torch
     from transformers import AutoModelForCausalLM, StaticCache
 
+    from attn_export.parts.whole_models.model_caches import cache_name
+
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train(False)
-    step = torch.compile(model.forward)
+    step, name = torch.compile(model.forward), cache_name(model)
 
     def generate(ids: np.ndarray, count: int) -> Tokens:
         with torch.inference_mode():
@@ -214,7 +216,7 @@ def compiled(folder: Path, threads: int) -> Callable[..., Tokens]:
                 positions = torch.arange(seen, seen + length)
                 forward = step if number else model.forward
                 logits = forward(
-                    input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1,
+                    input_ids=tokens, use_cache=True, logits_to_keep=1, **{name: cache},
                     position_ids=positions[None].expand(len(ids), -1),
                 ).logits  # fmt: skip
                 tokens, seen = logits[:, -1].argmax(-1, keepdim=True), seen + length
