@@ -22,7 +22,7 @@ def cache_name(model: Any) -> str:
 
     It is ``cache`` from transformers 5.24 on.
     """
-    taken = inspect.signature(model.forward).parameters
+    taken = inspect.signature(type(model).forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in taken), "")
 
 
