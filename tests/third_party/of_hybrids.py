@@ -46,34 +46,33 @@ def cached(
     axes: Any = PAST,
     name: str = "Model",
     axis: Any = "query_len",
-    key: str = "past_key_values",
     outputs: tuple[str, ...] = ("last_hidden_state",),
     **options: Any,
 ) -> Subject:
     """Return a subject of a decoder that is given a cache, filled with 6 tokens."""
     module = model(kind, {**DECODER, **options}, "sdpa", name).eval()
-    inputs = {"input_ids": ids(length=3), key: cache(module, options)}
-    every = {"input_ids": {0: "batch", 1: axis}, key: axes}
+    inputs = {"input_ids": ids(length=3), "cache": cache(module, options)}
+    every = {"input_ids": {0: "batch", 1: axis}, "cache": axes}
     return Subject(module, inputs, every, list(outputs))
 
 
 def dynamic(module: Any, _: Any) -> Any:
     cache = hf.DynamicCache(config=module.config)
     with torch.no_grad():
-        module(input_ids=ids(length=6), past_key_values=cache)
+        module(input_ids=ids(length=6), cache=cache)
     return cache
 
 
 def static(module: Any, _: Any) -> Any:
     cache = hf.StaticCache(config=module.config, max_cache_len=32)
     with torch.no_grad():
-        module(input_ids=ids(length=6), past_key_values=cache)
+        module(input_ids=ids(length=6), cache=cache)
     return cache
 
 
 def states_of(module: Any, _: Any) -> Any:
     with torch.no_grad():
-        return module(input_ids=ids(length=6), use_cache=True).cache_params
+        return module(input_ids=ids(length=6), use_cache=True).cache
 
 
 def one_token(
@@ -82,13 +81,12 @@ def one_token(
     """Return a subject of one step of decoding; `layer` is the one whose cache grows."""
     how = "eager" if cache is states_of else "sdpa"
     module = model(kind, {**DECODER, **options}, how).eval()
-    key = "cache_params" if cache is states_of else "past_key_values"
-    inputs = {"input_ids": ids(length=1), key: cache(module, options)}
-    axes: dict[str, Any] = {"input_ids": {0: "batch"}, key: past}
+    inputs = {"input_ids": ids(length=1), "cache": cache(module, options)}
+    axes: dict[str, Any] = {"input_ids": {0: "batch"}, "cache": past}
     if layer is not None:
-        axes |= {key: {0: "batch"}, f"{key}.layers.{layer}": past}
+        axes |= {"cache": {0: "batch"}, f"cache.layers.{layer}": past}
     if cache is states_of:
-        axes[key] = {0: "batch"}
+        axes["cache"] = {0: "batch"}
     return Subject(module, inputs, axes, ["last_hidden_state"])
 
 
@@ -103,7 +101,7 @@ class OneToken(nn.Module):
         keys = past_key_values.cross_attention_cache.layers[0].keys
         encoded = keys.new_zeros(keys.shape[0], keys.shape[2], E)  # only its sizes are read
         found: Tensor = self.decoder(
-            decoder_input_ids, encoder_hidden_states=encoded, past_key_values=past_key_values
+            decoder_input_ids, encoder_hidden_states=encoded, cache=past_key_values
         ).last_hidden_state
         return found
 
@@ -118,7 +116,7 @@ def encoded(kind: str, axis: Any = "past_len") -> Subject:
     module = model(kind, sizes, "sdpa").eval()
     with torch.no_grad():
         first = module(input_ids=ids(length=5), decoder_input_ids=ids(length=6), use_cache=True)
-    inputs = {"decoder_input_ids": ids(length=1), "past_key_values": first.past_key_values}
+    inputs = {"decoder_input_ids": ids(length=1), "past_key_values": first.cache}
     axes = {
         "decoder_input_ids": {0: "batch"},
         "past_key_values.self_attention_cache": {0: "batch", 2: axis},

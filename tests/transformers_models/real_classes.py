@@ -80,9 +80,7 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids, attention_mask, past):
         cache = DynamicCache(past, config=self.config)
-        decoded = self.decoder(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache
-        )
+        decoded = self.decoder(input_ids=input_ids, attention_mask=attention_mask, cache=cache)
         return decoded.last_hidden_state, [(each.keys, each.values) for each in cache.layers]
 
 

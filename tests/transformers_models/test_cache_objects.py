@@ -20,14 +20,14 @@ GROWING = {0: "batch", 2: "past_len"}
 
 def filled(module: nn.Module, cache: hf.Cache) -> hf.Cache:
     with torch.no_grad():
-        module(input_ids=IDS[:, :4], past_key_values=cache)
+        module(input_ids=IDS[:, :4], cache=cache)
     return cache
 
 
 def growing() -> Subject:
     module = model("llama", layers=2)
-    inputs = {"input_ids": IDS, "past_key_values": filled(module, DynamicCache())}
-    axes = {"input_ids": TOKENS, "past_key_values": GROWING}
+    inputs = {"input_ids": IDS, "cache": filled(module, DynamicCache())}
+    axes = {"input_ids": TOKENS, "cache": GROWING}
     return Subject(module, inputs, axes, ["last_hidden_state"])
 
 
@@ -40,10 +40,10 @@ def hybrid() -> Subject:
     module = hf.Qwen3NextForCausalLM(config).eval()
     cache = filled(module, DynamicCache(config=config))
     axes = {
-        "input_ids": {0: "batch"}, "past_key_values": {0: "batch"},
-        "past_key_values.layers.1": GROWING,
+        "input_ids": {0: "batch"}, "cache": {0: "batch"},
+        "cache.layers.1": GROWING,
     }  # fmt: skip
-    inputs = {"input_ids": IDS[:, :1] + torch.tensor([[0], [9]]), "past_key_values": cache}
+    inputs = {"input_ids": IDS[:, :1] + torch.tensor([[0], [9]]), "cache": cache}
     return Subject(module, inputs, axes, ["logits"])
 
 
