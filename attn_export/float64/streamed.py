@@ -36,7 +36,7 @@ FLOATS: Mapping[int, str] = {
 _BLOCK_ELEMENTS = 2**22
 """The number of elements of a weight that are multiplied together."""
 
-_LARGE_ELEMENTS = 2**14
+LARGE_ELEMENTS = 2**14
 """The number of elements from which a weight is read anew by each node."""
 
 MOST_HELD_BYTES = 2**27
@@ -69,7 +69,7 @@ class StreamedEvaluation(Evaluation):
         } | {output.name for output in graph.output}
         self._large = {
             tensor.name: tensor for tensor in graph.initializer
-            if int(np.prod(tensor.dims)) >= _LARGE_ELEMENTS and tensor.name not in inner
+            if int(np.prod(tensor.dims)) >= LARGE_ELEMENTS and tensor.name not in inner
         }  # fmt: skip
         small = onnx.ModelProto()
         small.CopyFrom(_without(self.model, self._large))

@@ -120,8 +120,10 @@ class SlicedEngine(Engine):
         """Return an error that says which memory would do, if that is what lacks."""
         if lacking(error) != "memory":
             return error
-        read = {name for node in part.nodes for name in names_read(node)}
+        read = {name for node in part.nodes for name in names_read(node)} - {part.weight}
         size = sum(_bytes_of(x) for x in self._model.graph.initializer if x.name in read)
+        if size <= self._most:  # it is what the slice computes that lacks memory
+            return error
         named = printable(part.nodes[-1].name or part.nodes[-1].output[0], 100)
         return MemoryError(
             f"{one_line(error)}; the slice that ends with {named} has {size / 2**30:.2f} GiB of "

@@ -111,6 +111,6 @@ def test_a_slice_that_lacks_memory_says_how_much_would_do(graph):
     def load(*_):
         raise RuntimeError("std::bad_alloc")
 
-    engine = sliced_graph.SlicedEngine(graph, 2**18, load, {})
+    engine = sliced_graph.SlicedEngine(graph, 2**17, load, {})
     with pytest.raises(RuntimeError, match=r"bad_alloc; the slice .* weights: --memory 2GiB"):
         engine.run({"x": np.ones((2, 256), np.float32), "flag": np.array(True)}, {})

@@ -92,7 +92,7 @@ def compare_models(
     folder = Path(model) if isinstance(model, str | Path) else None
     exported = read_export(Path(graphs), layout, names)
     is_built = exported.layout is LAYOUTS[BUILT]
-    if max(size_beside(entry.path) for entry in exported.entries) > LARGE:
+    if max(size_beside(entry.path) for entry in exported.entries) > 4 * LARGE:
         use_disk()  # before the folders of runs and of the bundle are made
     has_integers = any(quantised_operators(entry.path) for entry in exported.entries)
     read = functools.partial(read_own, inputs, folder=folder)

@@ -37,8 +37,9 @@ after a past in one batch element or in several, batch elements with pasts of un
 _OF = r"(?:(?P<of>decoder|encoder|self|cross|self_attention_cache|cross_attention_cache)\.)?"
 _LAYER = r"(?P<layer>[0-9]{1,4})"
 _PART = r"(?P<part>key|value)s?"
-_CACHES = (rf"past_key_values\.{_OF}layers\.{_LAYER}\.{_PART}", rf"{_LAYER}\.{_OF}{_PART}")
-_WINDOW = r"(?:(?:in|out)put\.)?past_key_values\.layers\.[0-9]{1,4}\._sliding_window_tensor"
+_KEPT = r"(?:past_key_values|cache)"  # the latter from transformers 5.24 on
+_CACHES = (rf"{_KEPT}\.{_OF}layers\.{_LAYER}\.{_PART}", rf"{_LAYER}\.{_OF}{_PART}")
+_WINDOW = rf"(?:(?:in|out)put\.)?{_KEPT}\.layers\.[0-9]{{1,4}}\._sliding_window_tensor"
 _ROLES: Final[tuple[tuple[Role, str], ...]] = (
     ("past", rf"input\.{_CACHES[0]}"),
     ("past", rf"past_key_values\.{_CACHES[1]}"),
@@ -68,7 +69,7 @@ _OUTPUT_ROLES: Final[tuple[tuple[Role, str], ...]] = (
     ("present", rf"present\.{_CACHES[1]}"),
     ("present", rf"updated_(?P<part>key|value)_cache\.{_LAYER}"),
     ("present", rf"present_{_PART}_{_LAYER}"),
-    ("value", r"(?!(?:output\.)?(?:past_key_values|present)).*"),
+    ("value", rf"(?!(?:output\.)?(?:{_KEPT}\.|past_key_values|present)).*"),
 )
 
 _STATES = re.compile(r"(?i).*(conv|ssm|recurrent)\w*[._]?(state|cache)s?.*")

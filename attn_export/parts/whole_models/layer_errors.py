@@ -24,7 +24,7 @@ from attn_export.errors import first_few, printable
 from attn_export.explain.eager_values import ValueReference, first_unmatched_node
 from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Values, is_float
-from attn_export.float64.streamed import StreamedEvaluation
+from attn_export.float64.streamed import LARGE_ELEMENTS, StreamedEvaluation
 from attn_export.measures import eps, measure_strictly
 from attn_export.parts.whole_models.unit_weights import layers_of
 from attn_export.reference.operations import Recording
@@ -49,7 +49,7 @@ class LayerErrors:
     """The error of each layer of a graph, and the values of the first one that is wrong.
 
     Attributes:
-        each: None if the layers were not found.
+        each: None of them if the layers were not found.
         wrong: The place of the first wrong one in the order of `hidden_states`.
         values: Its values, computed from the reference's input, and small weights that it reads.
     """
@@ -58,6 +58,11 @@ class LayerErrors:
     each: Sequence[LayerError] = ()
     wrong: int | None = None
     values: Values = dataclasses.field(default_factory=dict)
+
+    @property
+    def most(self) -> int:
+        """The largest number of elements of a value."""
+        return max((x.size for x in self.values.values() if isinstance(x, np.ndarray)), default=0)
 
     def first_wrong_node(self, steps: Sequence[ReferenceStep]) -> str:
         """Return what the first wrong node of that layer computes; "" if it is not known.
@@ -96,20 +101,29 @@ def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def recorded_layer(
-    model: nn.Module, number: int, place: Callable[[], str] | None
+    model: nn.Module, number: int, place: Callable[[], str] | None, most: int
 ) -> Iterator[list[ReferenceStep]]:
     """Record what a model computes up to a state of `hidden_states`, from the one before it.
 
     The number of states stands for what follows the layers. A list is given, which the next run
     fills. Large weights are not in it.
+
+    `most`: The largest number of elements of what is recorded.
     """
     layers, steps, recordings = layers_of(model), list[ReferenceStep](), list[Recording]()
-    opened = contextlib.ExitStack()
+    opened, inside = contextlib.ExitStack(), layers[number - 1 : number]
 
-    def start(module: nn.Module, args: tuple[Any, ...], given: Any) -> None:
+    def start(_: nn.Module, args: tuple[Any, ...], given: Any) -> None:
+        if recordings:
+            return
         read = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor)]
-        tensors = dict(module.named_parameters()) | {f"input {n}": x for n, x in enumerate(read)}
-        recordings.append(Recording(tensors, place, _MOST_ELEMENTS))
+        others = {id(x) for layer in layers if layer not in inside for x in layer.parameters()}
+        weights = {
+            name: x for name, x in (*inside, model)[0].named_parameters()
+            if id(x) not in others and x.numel() < LARGE_ELEMENTS
+        }  # fmt: skip
+        tensors = weights | {f"input {n}": x for n, x in enumerate(read)}
+        recordings.append(Recording(tensors, place, most))
         opened.enter_context(recordings[-1])
 
     def stop(*_: Any) -> None:
@@ -121,6 +135,7 @@ def recorded_layer(
         handles = [
             model.register_forward_pre_hook(start, with_kwargs=True),
             layers[0].register_forward_pre_hook(stop),
+            model.register_forward_hook(stop, always_call=True),  # if it raises before
         ]
     elif number <= len(layers):
         handles = [
@@ -160,12 +175,16 @@ def layer_errors(
     ]
     most = max(LayerError.right, *(eps(dtype) / 2 for dtype in types if is_floating(dtype)))
     errors, within, wrong = dict[str, float](), dict[str, Any](), list[int]()
+    constants = graph.weights() | {""}
 
     def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
         made = _with_sum(node, values, graph.compute_node(node, values))
-        if not wrong:
-            weights = {name: values[name] for name in node.input if name in graph.initializers}
-            within.update({**weights, **made})
+        weights = {name: values[name] for name in node.input if name in graph.initializers}
+        if constants.issuperset(node.input):
+            constants.update(made)
+        elif not wrong:
+            kept = ((name, x) for name, x in made.items() if np.size(x) <= _MOST_ELEMENTS)
+            within.update({**weights, **dict(kept)})
         for name in made.keys() & reference.keys():
             errors[name] = _distance(made[name], reference[name], rows)
             right = reference[name].reshape(np.shape(made[name]))
@@ -177,7 +196,7 @@ def layer_errors(
                 wrong.append(ends.index(name) if name in ends else len(ends))
             elif not wrong and name in ends:
                 within.clear()
-                within.update(made)
+                within.update({**weights, **made})  # a fused norm is of the next layer
         return made
 
     graph.values(inputs, compute, kept=())

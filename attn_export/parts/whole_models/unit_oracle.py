@@ -14,7 +14,6 @@ import numpy as np
 from attn_export.errors import GraphError, counted
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.float64 import ReferenceStep
 from attn_export.heap import give_back
 from attn_export.interface import Shape
 from attn_export.parts.whole_models.layer_errors import recorded_layer, says
@@ -227,16 +226,13 @@ class UnitOracle(ModelOracle):
         if found is None or not found.each:
             return (), unknown
         text = says(found.each)
-        if found.wrong is not None:
+        if found.wrong is not None and not case.ignored_rows:  # whose values may differ
             inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
-            text += found.first_wrong_node(self._steps_of_layer(inputs, found.wrong))
+            where = self.precise, found.wrong
+            with self.places() as place, recorded_layer(*where, place, found.most) as steps:
+                super(ModelOracle, self).reference(inputs)
+            text += found.first_wrong_node(steps)
         return found.each, text
-
-    def _steps_of_layer(self, inputs: Arrays, number: int) -> Sequence[ReferenceStep]:
-        """Return what the float64 copy computes in a layer, as `recorded_layer` counts them."""
-        with self.places() as place, recorded_layer(self.precise, number, place) as steps:
-            super(ModelOracle, self).reference(inputs)
-        return steps
 
     def _noisy_runs(self, case: Case, eager: Arrays, *args: Any, **options: Any) -> list[Arrays]:
         made = self._made.get(id(case.inputs))

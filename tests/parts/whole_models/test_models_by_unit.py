@@ -245,7 +245,8 @@ def _damaged(name: str | Path, part: str, folder: Path, factor: float = 1.01) ->
     target = shutil.copytree(EXPORTS / name, folder / "graphs")
     (path,) = target.glob("*.onnx")
     model = onnx.load(path)
-    weight = next(x for x in model.graph.initializer if part in x.name and len(x.dims) == 2)
+    named = (x for x in model.graph.initializer if part in x.name)
+    weight = max(named, key=lambda x: len(x.dims))  # no bias
     array = numpy_helper.to_array(weight)
     array = array * array.dtype.type(factor)
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
@@ -259,6 +260,8 @@ def _damaged(name: str | Path, part: str, folder: Path, factor: float = 1.01) ->
         ("llama/genai", "layers.1.attn.qkv_proj", "layer 1",
          r"/model/layers.1/attn/qkv_proj/MatMul \(model.layers.1.self_attn.q_proj, .*it is MatMul"),
         ("gpt2/mobius", "h.1.mlp.down_proj", "layer 1", r"its weight .*c_proj.* is 1.01 times"),
+        ("llama/genai", "layers.1.post_attention_layernorm", "layer 1",
+         r"SkipSimplified.* its weight .*post_attention_layernorm.weight in the model, is 1.01 t"),
         ("llama/mobius", "lm_head", "what follows the layers", r"MatMul_node_61 \(lm_head, "),
         ("mixtral/mobius", "embed_tokens", "the embeddings", "Gather model/embed_tokens"),
     ],
