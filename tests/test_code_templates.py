@@ -82,7 +82,7 @@ def shape_of(source: str) -> str:
 def test_no_name_changes_what_the_script_of_an_explanation_does(text: str, engine: str):
     def script(name: str, level: str) -> str:
         return render(TEMPLATE, {
-            "sentence": name, "engine": engine, "allowed": {name: (1e-6, float("inf"))},
+            "sentence": name, "engine": engine, "tolerance": {name: (1e-6, float("inf"))},
             "threads": 1, "options": {"graph_optimization_level": level, name + "1": name},
             "providers": ["CPUExecutionProvider"], "graph": name, "outputs": {name: "float32"},
         })  # fmt: skip
