@@ -210,6 +210,25 @@ def test_a_layout_is_recognised(export, title):
     assert read_export(EXPORTS / export).layout.title == title
 
 
+def test_caches_may_have_the_name_that_transformers_gives_them_from_5_24_on(tmp_path):
+    right = EXPORTS / "llama" / "transformers"
+    renamed = shutil.copytree(right, tmp_path / "renamed")
+    for path in renamed.glob("*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+            value.name = value.name.replace("past_key_values.", "cache.")
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [name.replace("past_key_values.", "cache.") for name in names]
+        onnx.save(model, path)
+    entries = [read_export(folder).entries for folder in (right, renamed)]
+    assert any("cache.layers.0.keys" in name for name in entries[1][0].outputs)
+    for before, after in zip(*entries, strict=True):
+        for ends in ("inputs", "outputs"):
+            old, new = (getattr(entry, ends).values() for entry in (before, after))
+            assert [(x.role, x.layer) for x in new] == [(x.role, x.layer) for x in old]
+
+
 def test_an_axis_of_an_output_that_is_called_1_has_any_size():
     path = EXPORTS / "t5" / "optimum" / "decoder_with_past_model.onnx"
     (entry,) = read_export(path).entries
