@@ -77,7 +77,11 @@ class Attention(OpRun):
 
 
 class Cast(OpRun):
-    """`Cast` for the reference evaluator; with the attribute `ROUNDED_TO` it rounds in float64."""
+    """`Cast` for the reference evaluator; with the attribute `ROUNDED_TO` it rounds in float64.
+
+    What becomes an integer is rounded to float32 first: float64 may give 1.9999999999999998 where a
+    graph in float32 gives 2, as logarithms of relative positions do.
+    """
 
     op_domain = ""
 
@@ -85,7 +89,8 @@ class Cast(OpRun):
         narrow = attributes.get(ROUNDED_TO)
         if narrow is not None:
             return (to_float64(x.astype(helper.tensor_dtype_to_np_dtype(narrow))),)
-        return (x.astype(helper.tensor_dtype_to_np_dtype(to)),)
+        dtype = helper.tensor_dtype_to_np_dtype(to)
+        return ((x.astype(np.float32) if is_float(x) and dtype.kind in "iu" else x).astype(dtype),)
 
 
 class GatherElements(OpRun):
