@@ -298,7 +298,7 @@ class Report:
         quality: The distance of a quantised model from the float model.
         signature: The digital signature of a verified bundle.
         reproduction: The folder whose `reproduce.py` repeats a failure, if one was written.
-        layers: The error of each layer of wrong graphs of whole models.
+        layers: The error of each layer of graphs of whole models.
     """
 
     name: str

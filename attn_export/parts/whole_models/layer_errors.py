@@ -26,7 +26,7 @@ from attn_export.float64 import ReferenceStep
 from attn_export.float64.evaluate import Values, is_float
 from attn_export.float64.streamed import LARGE_ELEMENTS, StreamedEvaluation
 from attn_export.measures import eps, measure_strictly
-from attn_export.parts.whole_models.unit_weights import layers_of
+from attn_export.parts.whole_models.unit_weights import layer_lists
 from attn_export.reference.operations import Recording
 from attn_export.results import LayerError
 from attn_export.tensorfile import is_floating
@@ -52,12 +52,14 @@ class LayerErrors:
         each: None of them if the layers were not found.
         wrong: The place of the first wrong one in the order of `hidden_states`.
         values: Its values, computed from the reference's input, and small weights that it reads.
+        modules: The layers of the model.
     """
 
     graph: StreamedEvaluation
     each: Sequence[LayerError] = ()
     wrong: int | None = None
     values: Values = dataclasses.field(default_factory=dict)
+    modules: Sequence[nn.Module] = ()
 
     @property
     def most(self) -> int:
@@ -77,40 +79,57 @@ class LayerErrors:
         return f"; its first wrong value: {found.location}; {found.says}"
 
 
-def hidden_states(model: nn.Module, run: Callable[[], Any]) -> list[np.ndarray]:
-    """Return what enters the first layer of a model in a run, then what each layer gives."""
-    found: list[np.ndarray] = []
+def hidden_states(
+    model: nn.Module, run: Callable[[], Any]
+) -> tuple[list[nn.Module], list[np.ndarray]]:
+    """Return the layers of a model that a run passes, what enters the first, what each gives.
 
-    def enter(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        if not found:
-            found.append(_array(args[0] if args else given["hidden_states"]))
-
-    def leave(_: nn.Module, __: Any, outputs: Any) -> None:
-        found.append(_array(outputs[0] if isinstance(outputs, tuple) else outputs))
-
-    layers = layers_of(model)
-    hooks = [layer.register_forward_hook(leave) for layer in layers]
-    hooks += [layers[0].register_forward_pre_hook(enter, with_kwargs=True)] if layers else []
+    None are returned if it passes several lists of layers, or one more than once.
+    """
+    lists = layer_lists(model)
+    found: list[list[np.ndarray]] = [[] for _ in lists]
+    hooks = [
+        hook
+        for layers, states in zip(lists, found, strict=True)
+        for hook in _state_hooks(layers, states)
+    ]
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    passed = [(x, states) for x, states in zip(lists, found, strict=True) if states]
+    is_known = len(passed) == 1 and len(passed[0][1]) == len(passed[0][0]) + 1
+    return passed[0] if is_known else ([], [])
+
+
+def _state_hooks(layers: Sequence[nn.Module], states: list[np.ndarray]) -> Iterator[Any]:
+    """Register hooks that add to `states` what enters the first layer, and what each gives."""
+
+    def enter(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        states.append(_array(args[0] if args else given["hidden_states"]))
+
+    def leave(_: nn.Module, __: Any, outputs: Any) -> None:
+        states.append(_array(outputs[0] if isinstance(outputs, tuple) else outputs))
+
+    yield layers[0].register_forward_pre_hook(enter, with_kwargs=True)
+    yield from (layer.register_forward_hook(leave) for layer in layers)
 
 
 @contextlib.contextmanager
 def recorded_layer(
-    model: nn.Module, number: int, place: Callable[[], str] | None, most: int
-) -> Iterator[list[ReferenceStep]]:
+    model: nn.Module, layers: Sequence[nn.Module], number: int,
+    place: Callable[[], str] | None, most: int,
+) -> Iterator[list[ReferenceStep]]:  # fmt: skip
     """Record what a model computes up to a state of `hidden_states`, from the one before it.
 
     The number of states stands for what follows the layers. A list is given, which the next run
     fills. Large weights are not in it.
 
+    `layers`: Those that the run passes.
     `most`: The largest number of elements of what is recorded.
     """
-    layers, steps, recordings = layers_of(model), list[ReferenceStep](), list[Recording]()
+    steps, recordings = list[ReferenceStep](), list[Recording]()
     opened, inside = contextlib.ExitStack(), layers[number - 1 : number]
 
     def start(_: nn.Module, args: tuple[Any, ...], given: Any) -> None:
@@ -226,26 +245,26 @@ def _ends(
     graph: StreamedEvaluation, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
     rows: Sequence[int],
 ) -> list[str] | None:  # fmt: skip
-    """Return the values of a graph that layers give, by their distance from the reference.
+    """Return the values of a graph that layers give, by their angle to the reference's.
 
     Each is the nearest of those behind the end of the layer before it. If none is near the
     embeddings, they are wrong, and hide all layers: of the first values of their size, each is
     tried in their place, and the one after which the graph comes nearest to the reference is taken.
     """
     seen = _angles(graph, inputs, states, rows)
-    if not any(angles[0] <= _NEAR for _, angles in seen):
+    if not any(angles[0][0] <= _NEAR for _, angles in seen):
         tried = [
             _angles(graph, inputs, states, rows, {name: states[0]}) for name, _ in seen[:_TRIED]
         ]
         seen = min(tried, key=lambda each: min(x[-1] for _, x in each), default=seen)
     ends, at = list[str](), 0
     for number in range(len(states)):
-        near = [n for n in range(at, len(seen)) if seen[n][1][number] <= _NEAR]
-        if not near:
+        angles = {n: seen[n][1][number] for n in range(at, len(seen))}
+        if not any(angle <= _NEAR for angle, _ in angles.values()):
             return None
-        exact = [n for n in near if seen[n][1][number] <= LayerError.right]
-        # The first of those that are equal: a Cast or a Reshape may follow.
-        best = exact[0] if exact else min(near, key=lambda n: seen[n][1][number])
+        # The first of those that are equal, since a Cast or a Reshape may follow; embeddings that
+        # are not yet scaled have the same angle.
+        best = min(angles, key=lambda n: [max(x, LayerError.right) for x in angles[n]])
         ends.append(seen[best][0])
         at = best + 1
     return ends
@@ -254,12 +273,12 @@ def _ends(
 def _angles(
     graph: StreamedEvaluation, inputs: Mapping[str, np.ndarray], states: Sequence[np.ndarray],
     rows: Sequence[int], given: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> list[tuple[str, list[float]]]:  # fmt: skip
-    """Return the angles to all states of each value of their size, in the order of the graph.
+) -> list[tuple[str, list[tuple[float, float]]]]:  # fmt: skip
+    """Return how far each value of their size is from all states, in the order of the graph.
 
     `given`: Values to go on with in place of those that the graph has.
     """
-    seen = list[tuple[str, list[float]]]()
+    seen = list[tuple[str, list[tuple[float, float]]]]()
 
     def compute(node: onnx.NodeProto, values: Values) -> Mapping[str, Any]:
         made = _with_sum(node, values, graph.compute_node(node, values))
@@ -294,17 +313,18 @@ def _with_sum(
     return {**made, name: np.sum(np.broadcast_arrays(*terms), 0)}
 
 
-def _angle(found: np.ndarray, right: np.ndarray, rows: Sequence[int]) -> float:
-    """Return the sine of the angle between two arrays in some batch elements, whatever their scale.
+def _angle(found: np.ndarray, right: np.ndarray, rows: Sequence[int]) -> tuple[float, float]:
+    """Return how the angles, as a sine, and the scales of two arrays differ in batch elements.
 
     1 stands for angles of 90 degrees and more.
     """
     a, b = found.reshape(right.shape)[list(rows)], right[list(rows)]
-    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    cosine = float(np.vdot(a, b)) / norms if norms else 0.0
-    if not 0 < cosine <= 1:
-        return 0.0 if cosine > 1 else 1.0
-    return math.sqrt((1 - cosine) * (1 + cosine))
+    of_a, of_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    if not 0 < of_a * of_b < math.inf:
+        return 1.0, math.inf
+    cosine = float(np.vdot(a, b)) / (of_a * of_b)
+    sine = math.sqrt(max(1 - cosine, 0.0) * (1 + cosine)) if cosine > 0 else 1.0
+    return sine, abs(of_a / of_b - 1)
 
 
 def _distance(found: Any, right: np.ndarray, rows: Sequence[int]) -> float:

@@ -189,7 +189,7 @@ class ModelOracle(Oracle):
         """Return the error of each layer of a graph in a case of it; None if nothing is judged."""
         inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
         made: list[Arrays] = []
-        states = hidden_states(
+        modules, states = hidden_states(
             self.precise, lambda: made.append(super(ModelOracle, self).reference(inputs))
         )
         rows = [n for n in range(len(states[0]) if states else 0) if n not in case.ignored_rows]
@@ -200,7 +200,8 @@ class ModelOracle(Oracle):
         follows = {name for name, end in ends if end.role not in ("present", "window")}
         outputs = {names.outputs[n]: x for n, x in made[0].items() if n in follows}
         given = {names.inputs[n]: np.array(x) for n, x in inputs.items()}
-        return layer_errors(graph, given, states, outputs, rows)
+        found = layer_errors(graph, given, states, outputs, rows)
+        return dataclasses.replace(found, modules=modules)
 
     @contextlib.contextmanager
     def places(self) -> Iterator[Callable[[], str]]:

@@ -228,7 +228,7 @@ class UnitOracle(ModelOracle):
         text = says(found.each)
         if found.wrong is not None and not case.ignored_rows:  # whose values may differ
             inputs = {name: case.inputs[other] for name, other in names.inputs.items()}
-            where = self.precise, found.wrong
+            where = self.precise, found.modules, found.wrong
             with self.places() as place, recorded_layer(*where, place, found.most) as steps:
                 super(ModelOracle, self).reference(inputs)
             text += found.first_wrong_node(steps)

@@ -414,12 +414,17 @@ def _parts(layer: nn.Module) -> list[nn.Module]:
     return [*owners] if is_large and {*map(type, owners)} == {nn.Linear} else [layer]
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model that has one list of them; else none."""
+def layer_lists(model: nn.Module) -> list[list[nn.Module]]:
+    """Return the lists of layers of a model: one, or those of an encoder and a decoder."""
     lists = [x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) > 1]
     inner = {id(y) for x in lists for y in x.modules() if y is not x}
-    outer = [x for x in lists if id(x) not in inner]
-    return list(outer[0]) if len(outer) == 1 else []
+    return [list(x) for x in lists if id(x) not in inner]
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model that has one list of them; else none."""
+    lists = layer_lists(model)
+    return lists[0] if len(lists) == 1 else []
 
 
 def _weights(unit: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

@@ -314,6 +314,21 @@ def test_layers_of_small_models_are_judged_alone_too(tmp_path, monkeypatch):
     assert f"<td>{report.layers[2].value}</td>" in page
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("granite/mobius", [4]),  # scales embeddings, which keep their direction
+        ("t5/mobius", [5, 4]),  # takes logarithms of positions; three parts of one decoder layer
+    ],
+)
+def test_all_layers_of_a_right_graph_are_right(name, counts, monkeypatch):
+    monkeypatch.setattr(model_checkpoint, "LARGE", 2**26)
+    report = _judged(name, slices=False)
+    assert report.passed
+    assert [*Counter(each.graph for each in report.layers).values()] == counts
+    assert not any(each.is_wrong for each in report.layers)
+
+
 def test_a_runtime_that_is_wrong_is_told_from_a_graph_that_is():
     report = _judged("llama/transformers-fused", slices=False)
     assert "all its layers are right" in report.explanations[0]
