@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attn_export.commands.options import (
     Command,
     Option,
-    check_model_folder,
+    check_folders,
     model_option,
     module_option,
     option,
@@ -226,7 +226,7 @@ def _check(given: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     if whole and others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"{flags} with --{whole} {given[whole]}, which defines it; leave it out")
-    check_model_folder(given["model"])
+    check_folders(model=given["model"], adapter=given["adapter"])
     for name in _ONLY_OF_MODELS:
         if given[name] and not given["model"]:
             flag = f"--{name.replace('_', '-')}"

@@ -24,7 +24,7 @@ from attn_export.commands.judge_graphs import axes_of, caches_of, judge_graphs
 from attn_export.commands.options import (
     BUDGET,
     SEARCH_MORE,
-    check_model_folder,
+    check_folders,
     fix_input_option,
     limit_own_memory,
     model_option,
@@ -129,7 +129,7 @@ def compare_command(
     if exported is not None:
         if (model is None) == (module is None) or graph or graphs or fixed:
             raise UsageError("--graphs FOLDER is for --model FOLDER, or for --module alone")
-        check_model_folder(model)
+        check_folders(model=model, adapter=adapter)
         if not exported.exists():
             raise UsageError(f"cannot read {exported}: no such file")
         limit_own_memory()

@@ -139,12 +139,15 @@ model_option = option(
 )  # fmt: skip
 
 
-def check_model_folder(path: Path | None) -> None:
-    """Refuse what is no folder before torch and transformers are imported, which takes seconds."""
-    if path is not None and not path.exists():
-        raise UsageError(f"--model {printable(path)}: there is no such folder")
-    if path is not None and not path.is_dir():
-        raise UsageError(f"--model {printable(path)} is a file; give its folder, {path.parent}")
+def check_folders(**folders: Path | None) -> None:
+    """Refuse options that are no folders before torch is imported, which takes seconds."""
+    for option, path in folders.items():
+        if path is not None and not path.exists():
+            raise UsageError(f"--{option} {printable(path)}: there is no such folder")
+        if path is not None and not path.is_dir():
+            raise UsageError(
+                f"--{option} {printable(path)} is a file; give its folder, {printable(path.parent)}"
+            )
 
 
 fix_input_option = option(

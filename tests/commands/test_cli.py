@@ -174,6 +174,8 @@ def test_a_refusal_writes_the_named_reports_and_nothing_else(
         ("build", "--model", "M"),
         ("compare", "--model", "M", "--graphs", "G"),
         ("range", "--model", "M"),
+        ("build", "--model", ".", "--adapter", "M"),
+        ("compare", "--model", ".", "--adapter", "M", "--graphs", "G"),
     ],
     ids=lambda words: words[0],
 )
@@ -183,11 +185,12 @@ def test_a_checkpoint_that_is_no_folder_is_refused_before_torch_is_imported(
     monkeypatch.chdir(tmp_path)
     for package in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, package, None)  # an import would raise
+    given = f"attn-export: {words[words.index('M') - 1]} M"
     assert run([*words]) == 2
-    assert capsys.readouterr().err == "attn-export: --model M: there is no such folder\n"
+    assert capsys.readouterr().err == f"{given}: there is no such folder\n"
     (tmp_path / "M").touch()
     assert run([*words]) == 2
-    assert capsys.readouterr().err == "attn-export: --model M is a file; give its folder, .\n"
+    assert capsys.readouterr().err == f"{given} is a file; give its folder, .\n"
 
 
 def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(

@@ -7,7 +7,7 @@ from pathlib import Path
 from attn_export.commands.options import (
     BUDGET,
     STDOUT,
-    check_model_folder,
+    check_folders,
     file_option,
     fix_input_option,
     json_option,
@@ -60,7 +60,7 @@ def range_command(
     Each node is computed in float64 and rounded. A value is named if rounding it alone changes the
     outputs. With --fix, as few nodes as possible stay in float32.
     """
-    check_model_folder(model)
+    check_folders(model=model)
     from attn_export.commands.fixed_graphs import fixed_graphs
     from attn_export.parts.value_ranges import range_report as report
     from attn_export.parts.value_ranges.range_flow import graph_of, ranges_of
