@@ -58,8 +58,8 @@ class Row:
 
     Attributes:
         spec: The fields of the layer's spec as JSON, or the path of a bundle or module.
-        verdict: ``"passed"``, ``"failed"``, ``"not run"``, ``"crashed"``, ``"refused"``,
-            ``"unavailable"``, ``"error"``, or ``"seen"`` for a dry run.
+        verdict: ``"passed"``, ``"failed"``, ``"unavailable"``, ``"error"``, ``"seen"`` for a dry
+            run, or an `Outcome` other than ``"ran"``.
         worst: The largest error, divided by the tolerance.
         seconds: The time of the cell in seconds. The time to build and run the layer is divided
             equally among its dialects.

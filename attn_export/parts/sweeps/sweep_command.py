@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attn_export.parts.sweeps.sweep_plan import SweepPlan
 
 
-WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
+WRONG, BROKEN = {"failed"}, {"crashed", "error", "hung", "out of memory"}
 """Verdicts of cells for which the exit code is 6, and 5."""
 
 

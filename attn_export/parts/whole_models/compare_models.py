@@ -270,7 +270,14 @@ def _compare_built(
         for entry in entries
     }  # fmt: skip
     joined = Report.joined(folder.absolute().name, reports)
-    return dataclasses.replace(joined, notes=(*_layout_notes(exported), *joined.notes))
+    ran = {run.runtime for run in joined.runs if run.outcome == "ran"}
+    runs = tuple(  # of dialects of one graph: a runtime must run one of them
+        dataclasses.replace(
+            x, required=x.required and (x.outcome != "not run" or x.runtime not in ran)
+        )
+        for x in joined.runs
+    )
+    return dataclasses.replace(joined, runs=runs, notes=(*_layout_notes(exported), *joined.notes))
 
 
 def _refuse_unmeasured(exported: ExportedModel, budgets: Sequence[Budget]) -> None:

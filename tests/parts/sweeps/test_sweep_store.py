@@ -144,8 +144,10 @@ def test_reading_a_store_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("last", "code"), [("passed", 0), ("failed", 6), ("crashed", 5), ("refused", 0)]
-)
+    ("last", "code"),
+    [("passed", 0), ("failed", 6), ("crashed", 5), ("hung", 5), ("out of memory", 5),
+     ("refused", 0)],
+)  # fmt: skip
 def test_merging_takes_all_cells_and_the_last_of_equal_ones(last: str, code: int, tmp_path: Path):
     for name, rows in (("a", [row(1), row(2)]), ("b", [row(2, verdict=last), row(3)])):
         with Store.open(tmp_path / name) as store:

@@ -17,6 +17,7 @@ from tiny_pairs import tiny_pair
 
 from attn_export import DecodeSession, Subject, build
 from attn_export.commands.bundle_graphs import lower_all
+from attn_export.commands.compare import compare_models
 from attn_export.errors import ExportError, UsageError
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
@@ -24,6 +25,7 @@ from attn_export.measures import measure
 from attn_export.parts.cuda_dry_run.dry_run import dry_run
 from attn_export.parts.cuda_dry_run.dry_run_results import Step
 from attn_export.results import Report
+from attn_export.runtimes.run_options import RunOptions
 
 WIDE: dict[str, Any] = {"head_dim": 64, "hidden_size": 64}
 """Heads of a width that CUDA's kernels for one query take."""
@@ -148,6 +150,8 @@ def test_a_decoder_in_bfloat16_stores_all_weights_in_it(kind, tmp_path):
     stored = {x.name: x for x in onnx.load(tmp_path / "b/model.onnx").graph.initializer}
     wide = sum(np.prod(x.dims) for x in stored.values() if x.data_type == TensorProto.FLOAT)
     assert wide < weights / 50
+    run = RunOptions.of(runtimes=["ort-cpu"])  # has no kernels of model.cuda.onnx in bfloat16
+    assert compare_models(tiny_decoder(kind), tmp_path / "b", run).passed
 
 
 @pytest.mark.extended
